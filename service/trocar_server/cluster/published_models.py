@@ -10,6 +10,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, busy
 from trocar_server.storage.data_lock import FolderLock, lock_folder
 from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.training.files.trainer_janitor import MODEL_NAME
 
 if TYPE_CHECKING:
     from trocar_server.training.files.published import PublishedStore
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 _AGAIN_S = 0.05
 _CLAIM_WITHIN_S = 60.0
-_RECORDS = "published/*/model.json"
 
 
 class PublishedModels:
@@ -91,7 +91,7 @@ class PublishedModels:
         from trocar_server.training.files.trainer_storage import published_store
 
         with disk_errors("published models of other replicas"):
-            for other in self._slot.parent.parent.glob(f"*/*/published/{model_id}/model.json"):
+            for other in self._slot.parent.parent.glob(f"*/*/published/{model_id}/{MODEL_NAME}"):
                 slot = other.parent.parent.parent
                 if slot != self._slot:
                     return published_store(slot)
@@ -101,4 +101,8 @@ class PublishedModels:
         """Return the state folders of other replicas of this model that have published models."""
         with disk_errors("published models of other replicas"):
             others = [path for path in self._slot.parent.iterdir() if path.name.isdecimal()]
-            return [path for path in sorted(others) if path != self._slot and any(path.glob(_RECORDS))]
+            return [
+                path
+                for path in sorted(others)
+                if path != self._slot and any(path.glob(f"published/*/{MODEL_NAME}"))
+            ]

@@ -14,14 +14,12 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.models.spec import check_model_id
-from trocar_server.models.weights.weights_file import StateDict
 from trocar_server.training.files.published import PublishedStore
 from trocar_server.training.files.published_records import PublishedModel
-from trocar_server.training.files.snapshots import snapshot_state_dict
+from trocar_server.training.files.snapshots import snapshot_weights
 from trocar_server.training.files.trainer_janitor import TRAINER_ID
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.model.head import replace_head
-from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.trainer import Trainer
 
 _log = structlog.get_logger("trocar")
@@ -139,7 +137,7 @@ class Publishing:
             raise _taken(model_id)
         storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
-            weights = await self._engine.owner.run(partial(_weights_of, trainer.core))
+            weights = await self._engine.owner.run(partial(snapshot_weights, trainer.core))
         async with nullcontext() if self.others is None else self.others.claim(model_id) as elsewhere:
             if is_taken or elsewhere is not None:
                 has = (elsewhere or storage.published).has
@@ -185,11 +183,6 @@ class Publishing:
         if any(spec.model_id == model_id and Path(spec.weights).name == weights_file for spec in hosted):
             await self._engine.deployments.unload(model_id)
             self._engine.catalogue.remove(model_id)
-
-
-def _weights_of(core: TrainerCore) -> StateDict:
-    core.check_usable()
-    return snapshot_state_dict(core.hosted.module)
 
 
 def _taken(model_id: str) -> ServiceError:

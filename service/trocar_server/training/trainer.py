@@ -24,7 +24,7 @@ from trocar_server.tasks import shielded
 from trocar_server.training.durable_steps import DurableSteps, results_from_json, results_to_json
 from trocar_server.training.files.checkpoint_files import PRINCIPAL, Checkpoint, SavedTrainer
 from trocar_server.training.files.export import Export, make_export
-from trocar_server.training.files.snapshots import snapshot_state_dict, snapshot_tensors
+from trocar_server.training.files.snapshots import snapshot_tensors, snapshot_weights
 from trocar_server.training.files.step_journal import JournalEntry
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.losses.batch import Batch
@@ -393,8 +393,7 @@ class Trainer:
         def copy() -> tuple[int, Export]:
             if is_gradients:
                 return self.core.update_count, make_export(snapshot_tensors(self.core.gradients()))
-            self.core.check_usable()
-            weights = snapshot_state_dict(self.core.hosted.module)
+            weights = snapshot_weights(self.core)
             optimizer = None
             if has_optimizer:
                 prefix = "optimizer/"

@@ -112,20 +112,14 @@ def test_a_comparison_that_fails_is_not_made_with_the_input_before(tab: Tab, url
     tab.page.goto(f"{url}#model={FIRST}&sample=cat&module={MODULE}&look.against=model:{SECOND}")
     tab.page.locator(".other .thumbnail").first.wait_for()
     assert tab.page.get_by_text("Cosine").count() == 1
-    assert len(copied_commands(tab)) == 2
+    assert len(tab.copied_commands()) == 2
     fail(tab, lambda body: SECOND.encode() in body)
     tab.page.get_by_role("button", name="coffee").click()
     tab.page.get_by_role("alert").get_by_text("RESOURCE_EXHAUSTED").wait_for()
     tab.page.locator(".channels img[alt=''], .channels .thumbnail").first.wait_for()
     assert tab.page.locator(".other").count() == 0
     assert tab.page.get_by_text("Cosine").count() == 0
-    assert len(copied_commands(tab)) == 1
-
-
-def copied_commands(tab: Tab) -> list[str]:
-    text = tab.page.get_by_role("button", name="Copy as command").get_attribute("data-text")
-    assert text is not None
-    return str(text).splitlines()
+    assert len(tab.copied_commands()) == 1
 
 
 def test_edits_that_fail_are_not_shown_with_the_input_before(tab: Tab, url: str) -> None:

@@ -107,29 +107,6 @@ def run(command: list[str], folder: Path, address: str) -> str:
     return str(done.stdout)
 
 
-def saved(tab: Tab, name: str, *, nth: int = 0) -> np.ndarray[Any, Any]:
-    """Click a button that saves values, and read the file."""
-    with tab.page.expect_download() as download:
-        tab.page.get_by_role("button", name=name).nth(nth).click()
-    values: np.ndarray[Any, Any] = np.load(download.value.path())
-    return values
-
-
-def copied_python(tab: Tab) -> dict[str, Any]:
-    """Run the copied program in this process, and return its variables."""
-    code = tab.page.get_by_role("button", name="Copy as Python").get_attribute("data-text")
-    variables: dict[str, Any] = {}
-    exec(code, variables)
-    variables["client"].close()
-    return variables
-
-
-def copied_commands(tab: Tab) -> list[str]:
-    text = tab.page.get_by_role("button", name="Copy as command").get_attribute("data-text")
-    assert text is not None
-    return str(text).splitlines()
-
-
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: RunningServer) -> Path:
     """A folder with the samples, in which copied code reaches the server."""
@@ -144,9 +121,9 @@ def test_shown_values_are_those_of_copied_code_bit_by_bit(
     tab: Tab, url: str, in_folder: Path, server: RunningServer
 ) -> None:
     look(tab, url)
-    shown = saved(tab, "Save as .npy")
-    assert np.array_equal(copied_python(tab)["maps"][MODULE], shown)
-    (command,) = copied_commands(tab)
+    shown = tab.saved("Save as .npy")
+    assert np.array_equal(tab.copied_python()["maps"][MODULE], shown)
+    (command,) = tab.copied_commands()
     run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
     assert np.array_equal(load_file(in_folder / "maps.safetensors")[MODULE], shown)
 
@@ -170,13 +147,13 @@ def test_a_channel_without_which_the_classes_change(
     tab.page.locator(".changes .thumbnail").nth(0).click()
     tab.page.locator(".changes .thumbnail").nth(1).click()
     settled(tab)
-    after = saved(tab, "Save what came out as .npy")
+    after = tab.saved("Save what came out as .npy")
     picked = [channel for channel in range(after.shape[1]) if not after[0, channel].any()]
     assert len(picked) == 2
-    variables = copied_python(tab)
+    variables = tab.copied_python()
     assert np.array_equal(variables["after"][MODULE], after)
     assert tab.page.locator("table.best.change tbody tr").count() >= 5
-    for command in copied_commands(tab):
+    for command in tab.copied_commands():
         run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
     written = load_file(in_folder / "after.safetensors")
     assert np.array_equal(written[MODULE], after)
@@ -185,7 +162,7 @@ def test_a_channel_without_which_the_classes_change(
     tab.page.goto("about:blank")
     tab.page.goto(link)
     settled(tab)
-    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+    assert np.array_equal(tab.saved("Save what came out as .npy"), after)
 
 
 IMPOSSIBLE_HERE = {"skip": "shape", "add_input": "shape"}
@@ -205,8 +182,8 @@ def test_every_operation_has_its_form_and_its_code(tab: Tab, url: str, in_folder
         if name in ("steer", "project_out", "project_onto"):
             tab.page.locator(".changes .thumbnail").first.click()
         settled(tab)
-        after = saved(tab, "Save what came out as .npy")
-        assert np.array_equal(copied_python(tab)["after"][MODULE], after, equal_nan=True), name
+        after = tab.saved("Save what came out as .npy")
+        assert np.array_equal(tab.copied_python()["after"][MODULE], after, equal_nan=True), name
 
 
 def add_edit(tab: Tab, url: str, place: str) -> None:
@@ -232,18 +209,18 @@ def test_rows_of_a_parameter_are_edited_for_this_pass(
     tab.page.locator(".changes .thumbnail").nth(0).click()
     tab.page.locator("p", has_text="Rows ").wait_for()
     settled(tab)
-    after = saved(tab, "Save what came out as .npy")
+    after = tab.saved("Save what came out as .npy")
     row = int(tab.page.locator('.changes .thumbnail[aria-pressed="true"] span').inner_text())
     (edit,) = json.loads(parse_qs(urlsplit(tab.page.url).fragment)["change.edits"][0])
     assert (edit["channels"], edit["channel_dim"]) == ([row], 0)
     bias = client.extract(MODEL, STATIC / "cat.jpg", [f"{MODULE}/param(bias)"])[f"{MODULE}/param(bias)"]
     assert (after[0, row] == bias[row]).all()  # of a row of zeros
-    assert np.array_equal(copied_python(tab)["after"][MODULE], after)
-    for command in copied_commands(tab):
+    assert np.array_equal(tab.copied_python()["after"][MODULE], after)
+    for command in tab.copied_commands():
         run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
     assert np.array_equal(load_file(in_folder / "after.safetensors")[MODULE], after)
     open_again(tab)
-    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+    assert np.array_equal(tab.saved("Save what came out as .npy"), after)
 
 
 @pytest.mark.parametrize("place", ["gradient of its output", "gradient of parameter weight"])
@@ -259,8 +236,8 @@ def test_gradients_are_edited(
         *([f"{MODULE}/param_grad(weight)"] if "weight" in place else []),
         "/grad_in",
     ]
-    shown = [saved(tab, "Save what came out as .npy", nth=number) for number in range(len(names))]
-    variables = copied_python(tab)
+    shown = [tab.saved("Save what came out as .npy", nth=number) for number in range(len(names))]
+    variables = tab.copied_python()
     for name, values in zip(names, shown, strict=True):
         assert np.array_equal(variables["after"][name], values), name
     of, at = trocar.logit(5), [MODULE, "/in", f"{MODULE}/param(weight)"]
@@ -270,13 +247,13 @@ def test_gradients_are_edited(
     assert np.array_equal(variables["before"][edited], plain[edited])
     assert plain[edited].any()
     assert shown[-1].any() == ("weight" in place)  # only a gradient of a value goes on to the input
-    for command in copied_commands(tab):
+    for command in tab.copied_commands():
         run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
     written = load_file(in_folder / "after.safetensors")
     assert np.array_equal(written["/grad_in"], shown[-1])
     assert np.array_equal(written["/out"], variables["after"]["/out"])
     open_again(tab)
-    assert np.array_equal(saved(tab, "Save what came out as .npy", nth=len(names) - 1), shown[-1])
+    assert np.array_equal(tab.saved("Save what came out as .npy", nth=len(names) - 1), shown[-1])
 
 
 def test_values_are_swapped_with_those_of_another_sample(
@@ -286,21 +263,21 @@ def test_values_are_swapped_with_those_of_another_sample(
     tab.page.get_by_label("Operation").select_option("swap")
     tab.page.get_by_role("combobox", name="source").select_option("astronaut")
     settled(tab)
-    after = saved(tab, "Save what came out as .npy")
+    after = tab.saved("Save what came out as .npy")
     expected = client.extract(MODEL, STATIC / "astronaut.jpg", [MODULE])[MODULE]
     assert np.array_equal(after, expected)
     copy(STATIC / "astronaut.jpg", in_folder)
-    assert np.array_equal(copied_python(tab)["after"][MODULE], after)
-    for command in copied_commands(tab):
+    assert np.array_equal(tab.copied_python()["after"][MODULE], after)
+    for command in tab.copied_commands():
         run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
     assert np.array_equal(load_file(in_folder / "after.safetensors")[MODULE], after)
     open_again(tab)
-    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+    assert np.array_equal(tab.saved("Save what came out as .npy"), after)
     tab.page.get_by_label("Values from an image of your own").set_input_files(STATIC / "coffee.jpg")
     tab.page.get_by_role("combobox", name="source").select_option("dropped")
     settled(tab)
     expected = client.extract(MODEL, STATIC / "coffee.jpg", [MODULE])[MODULE]
-    assert np.array_equal(saved(tab, "Save what came out as .npy"), expected)
+    assert np.array_equal(tab.saved("Save what came out as .npy"), expected)
 
 
 def test_channels_become_their_means_over_the_samples(
@@ -312,7 +289,7 @@ def test_channels_become_their_means_over_the_samples(
     tab.page.get_by_role("button", name="Means of the samples").click()
     tab.page.wait_for_function("() => document.querySelector('.edit [placeholder*=mean]').value")
     settled(tab)
-    after = saved(tab, "Save what came out as .npy")
+    after = tab.saved("Save what came out as .npy")
     samples = [
         client.extract(MODEL, STATIC / f"{name}.jpg", [MODULE])[MODULE][0]
         for name in ("cat", "coffee", "astronaut")
@@ -324,7 +301,7 @@ def test_channels_become_their_means_over_the_samples(
     assert np.array_equal(np.delete(after[0], channel, 0), np.delete(samples[0], channel, 0))
     same_by_copied_code(tab, in_folder, server, after)
     open_again(tab)
-    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+    assert np.array_equal(tab.saved("Save what came out as .npy"), after)
 
 
 def test_rows_and_columns_alone_are_edited(
@@ -335,21 +312,21 @@ def test_rows_and_columns_alone_are_edited(
         tab.page.get_by_label(f"only {name}").fill(text)
         tab.page.keyboard.press("Enter")
     settled(tab)
-    after = saved(tab, "Save what came out as .npy")
+    after = tab.saved("Save what came out as .npy")
     expected = client.extract(MODEL, STATIC / "cat.jpg", [MODULE])[MODULE].copy()
     expected[:, :, 2:8, -3:] = 0
     assert np.array_equal(after, expected)
     same_by_copied_code(tab, in_folder, server, after)
     open_again(tab)
-    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+    assert np.array_equal(tab.saved("Save what came out as .npy"), after)
 
 
 def same_by_copied_code(
     tab: Tab, folder: Path, server: RunningServer, after: np.ndarray[Any, Any], name: str = MODULE
 ) -> None:
     """Check that the copied program and the copied commands give the values bit by bit."""
-    assert np.array_equal(copied_python(tab)["after"][name], after)
-    for command in copied_commands(tab):
+    assert np.array_equal(tab.copied_python()["after"][name], after)
+    for command in tab.copied_commands():
         run([sys.executable, "-m", *shlex.split(command)], folder, server.address)
     assert np.array_equal(load_file(folder / "after.safetensors")[name], after)
 
@@ -375,12 +352,12 @@ def test_two_inputs_side_by_side_are_those_of_the_copied_code(
     look(tab, url)
     tab.page.get_by_label("Compare with").select_option("sample:coffee")
     tab.page.locator(".other .thumbnail").first.wait_for()
-    variables = copied_python(tab)
-    assert np.array_equal(variables["maps"][MODULE], saved(tab, "Save as .npy"))
-    other = saved(tab, "Save the other as .npy")
+    variables = tab.copied_python()
+    assert np.array_equal(variables["maps"][MODULE], tab.saved("Save as .npy"))
+    other = tab.saved("Save the other as .npy")
     assert np.array_equal(variables["other"][MODULE], other)
     run(
-        [sys.executable, "-m", *shlex.split(copied_commands(tab)[1])],
+        [sys.executable, "-m", *shlex.split(tab.copied_commands()[1])],
         in_folder,
         server.address,
     )
@@ -407,8 +384,8 @@ def test_a_second_image_of_the_users_own_has_the_same_colours(tab: Tab, url: str
     tab.page.get_by_label("Compare with").select_option("image:")
     tab.page.get_by_label("The other image").set_input_files(in_folder / "coffee.jpg")
     tab.page.locator(".other .thumbnail").first.wait_for()
-    shown, other = saved(tab, "Save as .npy"), saved(tab, "Save the other as .npy")
-    variables = copied_python(tab)
+    shown, other = tab.saved("Save as .npy"), tab.saved("Save the other as .npy")
+    variables = tab.copied_python()
     assert np.array_equal(variables["maps"][MODULE], shown)
     assert np.array_equal(variables["other"][MODULE], other)
     green = np.concatenate(pixels(tab, ".thumbnail canvas"), axis=None)
@@ -455,7 +432,7 @@ def test_values_of_16_bits_are_shown_and_saved(tab: Tab, url: str, client: troca
     model = f"{MODEL}-{dtype}"
     tab.page.goto(f"{url}#model={model}&sample=cat&module={MODULE}&look.order=index")
     tab.page.locator(".thumbnail").nth(15).wait_for()
-    shown = saved(tab, "Save as .npy")
+    shown = tab.saved("Save as .npy")
     expected = client.extract(model, STATIC / "cat.jpg", [MODULE])[MODULE]
     assert shown.dtype == expected.dtype == NARROW[dtype]
     assert np.array_equal(shown, expected)
@@ -470,14 +447,14 @@ def test_the_page_goes_on_with_a_server_that_was_started_anew(tab: Tab, tmp_path
         first = processes.start(tmp_path / "data", models=models)
         with trocar.connect(first.address) as client, client.page() as page:
             look(tab, page.url)
-            before = saved(tab, "Save as .npy")
+            before = tab.saved("Save as .npy")
             assert first.terminate() == 0
             tab.page.locator("button.module", has_text="squeeze").first.click()
             tab.page.get_by_role("alert").get_by_text("UNAVAILABLE").wait_for()
             processes.start(tmp_path / "data", models=models, port=int(first.address.rpartition(":")[2]))
             tab.page.get_by_role("alert").wait_for(state="detached")
             tab.page.locator(".thumbnail").nth(15).wait_for()
-            assert np.array_equal(saved(tab, "Save as .npy"), before)
+            assert np.array_equal(tab.saved("Save as .npy"), before)
             tab.page.goto("about:blank")
 
 
@@ -515,10 +492,10 @@ def test_attention_of_a_head_has_the_tokens_beside_it(
         tab.page.locator("dd", has_text="\u00d7".join(["1", "12", "5", "5"])).wait_for()
         tab.page.locator(".thumbnail").first.click()
         assert tab.page.locator(".queries li").all_inner_texts() == ["[CLS]", "the", "cat", "sleeps", "[SEP]"]
-        shown = saved(tab, "Save as .npy")
+        shown = tab.saved("Save as .npy")
         monkeypatch.setenv("TROCAR_SERVER", running.address)
-        assert np.array_equal(copied_python(tab)["maps"][f"{attention}/pattern"], shown)
-        (command,) = copied_commands(tab)
+        assert np.array_equal(tab.copied_python()["maps"][f"{attention}/pattern"], shown)
+        (command,) = tab.copied_commands()
         run([sys.executable, "-m", *shlex.split(command)], tmp_path, running.address)
         assert np.array_equal(load_file(tmp_path / "maps.safetensors")[f"{attention}/pattern"], shown)
         tab.page.get_by_label("Attention of").select_option("2")
@@ -546,7 +523,7 @@ def test_tokens_of_a_text_take_the_values_of_another_text(
         tab.page.locator("ol.edits", has_text="tokens 2").wait_for()
         settled(tab)
         name = tab.page.locator("table", has_text="before").first.locator("th").first.inner_text()
-        after = saved(tab, "Save what came out as .npy")
+        after = tab.saved("Save what came out as .npy")
         plain, other = (
             client.extract("minilm", trocar.texts([text]), [module]).values()
             for text in ("The cat sleeps", "The dog sleeps")
@@ -556,7 +533,7 @@ def test_tokens_of_a_text_take_the_values_of_another_text(
         assert np.array_equal(after, expected)
         same_by_copied_code(tab, tmp_path, running, after, name)
         open_again(tab)
-        assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+        assert np.array_equal(tab.saved("Save what came out as .npy"), after)
         tab.page.goto("about:blank")
 
 

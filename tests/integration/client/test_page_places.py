@@ -36,27 +36,11 @@ def settled(tab: Tab) -> None:
     tab.page.locator('section.after[aria-busy="false"]').wait_for()
 
 
-def saved(tab: Tab, name: str) -> np.ndarray[Any, Any]:
-    with tab.page.expect_download() as download:
-        tab.page.get_by_role("button", name=name).first.click()
-    values: np.ndarray[Any, Any] = np.load(download.value.path())
-    return values
-
-
 def edit_of(tab: Tab) -> dict[str, Any]:
     """The one edit of the address."""
     (edit,) = json.loads(parse_qs(urlsplit(tab.page.url).fragment)["change.edits"][0])
     found: dict[str, Any] = edit
     return found
-
-
-def copied_python(tab: Tab) -> dict[str, Any]:
-    """Run the copied program in this process, and return its variables."""
-    code = tab.page.get_by_role("button", name="Copy as Python").get_attribute("data-text")
-    variables: dict[str, Any] = {}
-    exec(code, variables)
-    variables["client"].close()
-    return variables
 
 
 @pytest.mark.parametrize(
@@ -99,14 +83,14 @@ def test_channels_rows_and_columns_are_edited_where_channels_are_last(
     tab.page.locator("ol.edits", has_text="rows 2:8, columns -3:").wait_for()
     settled(tab)
     (channel,) = edit_of(tab)["channels"]
-    after = saved(tab, "Save what came out as .npy")
+    after = tab.saved("Save what came out as .npy")
     expected = client.extract(SWIN, CAT, STAGE)[STAGE].copy()
     expected[:, 2:8, -3:, channel] = 0
     assert np.array_equal(after, expected)
     (tmp_path / "cat.jpg").write_bytes(CAT.read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TROCAR_SERVER", server.address)
-    assert np.array_equal(copied_python(tab)["after"][STAGE], after)
+    assert np.array_equal(tab.copied_python()["after"][STAGE], after)
 
 
 @pytest.mark.parametrize("operation", ["mean_ablate", "project_out"])
@@ -129,7 +113,7 @@ def test_means_and_directions_are_of_channels_that_are_last(
         expected = plain.copy()
         expected[..., channel] = 0
     settled(tab)
-    np.testing.assert_allclose(saved(tab, "Save what came out as .npy"), expected, atol=1e-5)
+    np.testing.assert_allclose(tab.saved("Save what came out as .npy"), expected, atol=1e-5)
 
 
 def test_a_text_that_looks_like_a_file_is_a_text_in_copied_code(
@@ -139,4 +123,4 @@ def test_a_text_that_looks_like_a_file_is_a_text_in_copied_code(
     tab.page.goto(f"{url}#model={TEXTS}&text=setup.py&module=bert.embeddings")
     tab.page.locator(".thumbnail").first.wait_for()
     expected = client.extract(TEXTS, trocar.texts("setup.py"), "bert.embeddings")["bert.embeddings"]
-    assert np.array_equal(copied_python(tab)["maps"]["bert.embeddings"], expected)
+    assert np.array_equal(tab.copied_python()["maps"]["bert.embeddings"], expected)

@@ -1,7 +1,8 @@
 """Deletions and publications whose reply is lost: the client sends them again, and they have succeeded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import trocar
 from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
 from tests.support.servers.gateway import Gateway, is_serving
-from tests.support.servers.proxy import running_proxy
+from tests.support.servers.proxy import Proxy, running_proxy
+from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
@@ -80,6 +82,20 @@ class Published:
         return "some" in [model.model_id for model in client.models()]
 
 
+@contextmanager
+def connected(
+    server: RunningServer,
+) -> Iterator[tuple[Proxy, trocar.Client, trocar.Client, ThreadPoolExecutor]]:
+    """Yield a proxy to a server, a client beside it, one through it, and a thread for the latter's calls."""
+    with (
+        running_proxy(server.address) as proxy,
+        trocar.connect(server.address) as direct,
+        trocar.connect(proxy.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        yield proxy, direct, client, pool
+
+
 KINDS: list[Callable[[], Dataset | Edits | Published]] = [Dataset, Edits, Published]
 
 
@@ -88,12 +104,7 @@ def test_a_deletion_whose_reply_is_lost_succeeds(
     serve: Serve, tmp_path: Path, make: Callable[[], Dataset | Edits | Published]
 ) -> None:
     server, kind = serve(models=MODELS, data_dir=tmp_path), make()
-    with (
-        running_proxy(server.address) as proxy,
-        trocar.connect(server.address) as direct,
-        trocar.connect(proxy.address) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connected(server) as (proxy, direct, client, pool):
         kind.make(client)
         proxy.loses_replies = True
         deleting = pool.submit(kind.delete, client)
@@ -107,12 +118,7 @@ def test_a_deletion_whose_reply_is_lost_succeeds(
 
 def test_a_publication_whose_reply_is_lost_succeeds(serve: Serve, tmp_path: Path) -> None:
     server = serve(models=MODELS, data_dir=tmp_path)
-    with (
-        running_proxy(server.address) as proxy,
-        trocar.connect(server.address) as direct,
-        trocar.connect(proxy.address) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connected(server) as (proxy, direct, client, pool):
         trainer = make_trainer(client)
         trainer.step(*samples(4))
         proxy.loses_replies = True
@@ -146,12 +152,7 @@ def test_a_repeated_publication_of_other_weights_is_refused(serve: Serve, tmp_pa
 
 def test_edits_whose_reply_is_lost_are_stored_once(serve: Serve, tmp_path: Path) -> None:
     server = serve(models=MODELS, data_dir=tmp_path)
-    with (
-        running_proxy(server.address) as proxy,
-        trocar.connect(server.address) as direct,
-        trocar.connect(proxy.address) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connected(server) as (proxy, direct, client, pool):
         assert not client.stored_edits()  # it is connected
         values = trocar.edit("fc", "zero")
         proxy.loses_replies = True

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from shutil import which
 from typing import Any
 
+import numpy as np
+
 CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
 TIMEOUT_MS = 120_000
 _FLAGS = [
@@ -55,3 +57,24 @@ class Tab:
     def open(self, panel: str) -> None:
         """Open a panel by its title."""
         self.page.get_by_role("tab", name=panel).click()
+
+    def saved(self, name: str, *, nth: int = 0) -> np.ndarray[Any, Any]:
+        """Click a button that saves values, and read the file."""
+        with self.page.expect_download() as download:
+            self.page.get_by_role("button", name=name).nth(nth).click()
+        values: np.ndarray[Any, Any] = np.load(download.value.path())
+        return values
+
+    def copied_python(self) -> dict[str, Any]:
+        """Run the copied program in this process, and return its variables."""
+        code = self.page.get_by_role("button", name="Copy as Python").get_attribute("data-text")
+        variables: dict[str, Any] = {}
+        exec(code, variables)
+        variables["client"].close()
+        return variables
+
+    def copied_commands(self) -> list[str]:
+        """The lines of the copied command."""
+        text = self.page.get_by_role("button", name="Copy as command").get_attribute("data-text")
+        assert text is not None
+        return str(text).splitlines()

@@ -21,6 +21,7 @@ from trocar_server.surgery import (
     GradientSession,
     NodeSession,
     PassGuard,
+    Recording,
     StartSession,
     Surgery,
     TapGroups,
@@ -46,6 +47,12 @@ def copied_arguments(arguments: Arguments) -> Arguments:
     """Return arguments with copies of all tensors, for a pass before the last: a model may write to them."""
     positional, keyword = arguments
     return [_copied(value) for value in positional], {name: _copied(keyword[name]) for name in keyword}
+
+
+def spare_arguments(arguments: Arguments, recording: Recording | None) -> Arguments:
+    """Return arguments for a pass that may have to run again: copies where it may write to its inputs."""
+    is_kept = recording is not None and not recording.overwrites_inputs
+    return arguments if is_kept else copied_arguments(arguments)
 
 
 def _copied(value: object) -> object:

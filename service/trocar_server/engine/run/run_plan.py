@@ -15,7 +15,7 @@ from trocar_server.engine.execute.arguments import (
     predicted_signature,
     signature_of,
 )
-from trocar_server.engine.execute.collecting import copied_arguments
+from trocar_server.engine.execute.collecting import spare_arguments
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSources
@@ -206,11 +206,10 @@ class _ReadyPass:
         return replace(self, sources=[source.on_own_data(deployment, guard) for source in self.sources])
 
     def on_spare_arguments(self) -> "_ReadyPass":
-        """Return a copy for a pass that may have to run again: on copies where it may write to its inputs."""
+        """Return a copy for a pass that may have to run again; see `spare_arguments`."""
         recording = self.checked.recording or self.checked.deployment.recorded(self.signature)
-        if recording is not None and not recording.overwrites_inputs:
-            return self
-        return replace(self, called=copied_arguments(self.called))
+        given = spare_arguments(self.called, recording)
+        return self if given is self.called else replace(self, called=given)
 
     @cached_property
     def recorded_sources(self) -> RecordedSources:

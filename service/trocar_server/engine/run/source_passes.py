@@ -8,7 +8,7 @@ import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
-from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect, copied_arguments
+from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect, spare_arguments
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.deployment import Deployment, RecordedSource
 from trocar_server.engine.host.recordings import MadeDataRefusedError
@@ -55,12 +55,6 @@ class SourcePass:
         own = deployment.record_data(self.arguments, guard)
         return replace(self, recorded=replace(recorded, recording=own, is_own=True))
 
-    def spare_arguments(self) -> Arguments:
-        """Return arguments for one pass: copies where it may write to them, as it may have to run again."""
-        recording = self.recorded.recording
-        is_kept = recording is not None and not recording.overwrites_inputs
-        return self.arguments if is_kept else copied_arguments(self.arguments)
-
 
 def found_values(
     replica: Replica, resolved: Resolved, sources: Sequence[SourcePass], guard: PassGuard
@@ -78,8 +72,9 @@ def found_values(
             continue
         targets = [replace(swap.target, name=swap.key, clone=True) for swap in swaps]
         with torch.no_grad():  # not inference mode: autograd may save these values for the backward pass
+            given = spare_arguments(source.arguments, source.recorded.recording)
             spec = PassSpec(targets, calls=resolved.surgery.source_calls.get(source.name, {}))
-            found |= collect(replica.module, source.spare_arguments(), spec, guard).values
+            found |= collect(replica.module, given, spec, guard).values
         missing = [swap.target.name for swap in swaps if swap.key not in found]
         if missing:
             raise ServiceError(

@@ -9,8 +9,7 @@ from trocar_server.errors import ServiceError
 
 MAX_TEXT_CHARACTERS = 1024
 """The longest selector, alias and name."""
-MAX_REQUEST_ID_CHARACTERS = 64
-"""Of the text by which a repeated request is known."""
+_MAX_REQUEST_ID_CHARACTERS = 64
 
 
 def invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
@@ -40,6 +39,16 @@ def check_count(
     """
     if count > limit:
         raise invalid(field, f"has {count:,} entries, the limit is {limit:,}", reason)
+
+
+def check_request_id(request_id: str) -> None:
+    """Check the text by which a request is known when it is sent again.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    if len(request_id) > _MAX_REQUEST_ID_CHARACTERS:
+        raise invalid("request_id", f"over {_MAX_REQUEST_ID_CHARACTERS} characters")
 
 
 def check_batch(field: str, size: int, limits: Limits) -> None:

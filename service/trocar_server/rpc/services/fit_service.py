@@ -8,7 +8,7 @@ from trocar_api.v1 import fit_pb2_grpc
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.call.repeated import is_repeated
-from trocar_server.rpc.codec.fields import MAX_REQUEST_ID_CHARACTERS, invalid
+from trocar_server.rpc.codec.fields import check_request_id, invalid
 from trocar_server.rpc.codec.trainer_specs import fit_spec
 from trocar_server.rpc.transfer.messages import CallContext, send
 from trocar_server.training.files.event_log import LoggedEvent
@@ -30,8 +30,7 @@ class FitService(fit_pb2_grpc.FitServiceServicer):
 
     async def StartFit(self, request: pb.StartFitRequest, context: CallContext) -> pb.StartFitResponse:
         """Start a fit."""
-        if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
-            raise invalid("request_id", f"over {MAX_REQUEST_ID_CHARACTERS} characters")
+        check_request_id(request.request_id)
         spec = fit_spec(request.spec)
         number = await self._fits.start(principal_of(context), request.trainer_id, spec, request.request_id)
         return pb.StartFitResponse(first_event_number=number)

@@ -13,7 +13,7 @@ from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.call.repeated import is_repeated
-from trocar_server.rpc.codec.fields import MAX_REQUEST_ID_CHARACTERS, invalid
+from trocar_server.rpc.codec.fields import check_request_id, invalid
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.trainer_specs import spec_message, trainer_spec
 from trocar_server.rpc.listen.registration import Handler
@@ -42,8 +42,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: pb.CreateTrainerRequest, context: CallContext
     ) -> pb.CreateTrainerResponse:
         """Create a trainer."""
-        if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
-            raise invalid("request_id", f"over {MAX_REQUEST_ID_CHARACTERS} characters")
+        check_request_id(request.request_id)
         spec = trainer_spec(request.spec)
         trainer = await self._trainers.create(principal_of(context), spec, request.request_id)
         return pb.CreateTrainerResponse(trainer=await self._message(trainer))

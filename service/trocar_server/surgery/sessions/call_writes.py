@@ -21,7 +21,9 @@ from trocar_server.surgery.structure import Picks, leaves, pick, put
 
 
 class CallWrites:
-    """Watches one call from its making to `close`.
+    """Watches one call of a function from its making to `close`.
+
+    Without copies, which modules get: functions return views of arguments, too, not to be views of a copy.
 
     Args:
         own: The model's arguments.

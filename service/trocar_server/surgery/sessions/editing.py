@@ -7,7 +7,7 @@ An edit never writes to its input: it makes a new tensor, which replaces the mod
 parameter for as long as the session is open.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,6 +211,15 @@ def edits_by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:
     found: dict[str, list[EditTarget]] = {}
     for entry in edits:
         found.setdefault(entry.target.path, []).append(entry)
+    return found
+
+
+def in_place_calls(edits: Iterable[EditTarget]) -> dict[str, set[int]]:
+    """Return the edited calls that may write to their inputs, by path."""
+    found: dict[str, set[int]] = {}
+    for entry in edits:
+        if entry.is_in_place:
+            found.setdefault(entry.target.path, set()).add(entry.target.call)
     return found
 
 

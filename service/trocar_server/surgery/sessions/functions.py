@@ -36,6 +36,7 @@ from trocar_server.surgery.sessions.editing import (
     edited_port,
     edits_by_call,
     edits_by_path,
+    in_place_calls,
 )
 from trocar_server.surgery.sessions.function_calls import FunctionWatch
 from trocar_server.surgery.sessions.hooks import Arguments, Session, in_ports, with_ports
@@ -89,6 +90,7 @@ class FunctionSession(Session):
         self._collector = collector or Collector()
         self._collector.pending += sum(map(len, self._wanted.values()))
         self._guard = guard or PassGuard()
+        self._in_place = in_place_calls((*before, *after))
         self._writes: dict[tuple[str, int], CallWrites] = {}
         self._watch = FunctionWatch(self, lambda: self._collector.is_busy)
 
@@ -121,9 +123,7 @@ class FunctionSession(Session):
         """Edit and collect the arguments of a call."""
         self._guard.check()
         wanted, before, after = self._at(name, (index, True))
-        is_written = any(
-            entry.is_in_place for entry in (*before, *after, *self._edits_at(name, (index, False)))
-        )
+        is_written = index in self._in_place.get(name, ())
         if not (wanted or before or after or is_written):
             return None
         own = args, dict(kwargs)
@@ -179,9 +179,6 @@ class FunctionSession(Session):
         wanted = self._wanted.get(name, {}).get(key, ())
         before, after = (edits.get(name, {}).get(key, ()) for edits in (self._before, self._after))
         return wanted, before, after
-
-    def _edits_at(self, name: str, key: tuple[int, bool]) -> Iterator[EditTarget]:
-        return (entry for edits in self._at(name, key)[1:] for entry in edits)
 
     def _settled(self, name: str, index: int, result: Any) -> torch.Tensor | None:
         """Return the model's own tensor that stands for a result; see `CallWrites.settle`."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.sessions.call_writes import ModuleWrites
-from trocar_server.surgery.sessions.editing import EditSession, EditTarget
+from trocar_server.surgery.sessions.editing import EditSession, EditTarget, in_place_calls
 from trocar_server.surgery.sessions.gradient_sites import GradientPoint
 from trocar_server.surgery.sessions.gradients import GradientSession
 from trocar_server.surgery.sessions.taps import Collector, TapGroups, TapSession, Target
@@ -55,15 +55,6 @@ class Surgery:
         return not (self.before or self.after or self.points or self.anchors or self.inner)
 
     @property
-    def in_place_calls(self) -> dict[str, set[int]]:
-        """The edited calls that may write to their inputs, by module."""
-        found: dict[str, set[int]] = {}
-        for entry in (*self.before, *self.after):
-            if entry.is_in_place and entry.target.kind == "module":
-                found.setdefault(entry.target.path, set()).add(entry.target.call)
-        return found
-
-    @property
     def has_gradients(self) -> bool:
         """Whether there is a backward pass."""
         return bool(self.points or self.anchors)
@@ -92,7 +83,7 @@ def operate(
     found: dict[str, torch.Tensor] = dict(surgery.found)
     gradients: GradientSession | None = None
     before, after = surgery.of_kind("module")
-    writes = ModuleWrites(model, surgery.in_place_calls, collector)
+    writes = ModuleWrites(model, in_place_calls((*before, *after)), collector)
     with ExitStack() as contexts:
         writes.open_first(contexts)
         if before:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trocar_server.models.weights.weights_file import StateDict
+from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.step.trainer_state import TrainerState
 
 _CPU = torch.device("cpu")
@@ -37,6 +38,16 @@ def snapshot_tensors(tensors: Mapping[str, Tensor], unchanging: Collection[str] 
             made[key] = _copied(tensor, is_shared=name in unchanging)
         copies[name] = made[key]
     return copies
+
+
+def snapshot_weights(core: TrainerCore) -> StateDict:
+    """Copy the weights that a trainer shows. Owner thread only.
+
+    Raises:
+        ServiceError: `TRAINER_BROKEN`, they are half updated.
+    """
+    core.check_usable()
+    return snapshot_state_dict(core.hosted.module)
 
 
 def snapshot_state_dict(module: nn.Module, unchanging: Collection[str] = ()) -> StateDict:
