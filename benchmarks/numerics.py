@@ -8,7 +8,9 @@ import trocar
 from trocar._bench.case import NUMERICS
 from trocar._bench.served import answer_of
 
-_ENGINE_WAIT_S = 120
+_ENGINE_WAIT_S = 600
+_PAUSE_S = 1.0
+"""Between calls: an engine is built with what they leave of the processors."""
 __all__ = ["NUMERICS", "options_of", "why_not"]
 
 
@@ -36,4 +38,5 @@ def why_not(numerics: str, call: Callable[..., trocar.FeatureMaps]) -> str:
             return ""
         if answer.execution.reason.startswith("no compiled pass qualified"):
             return answer.execution.reason
+        time.sleep(_PAUSE_S)
     return f"{used} was used"

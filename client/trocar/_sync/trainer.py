@@ -181,7 +181,7 @@ class TrainerCalls:
         Raises:
             StorageFullError: The server's disk is full; earlier checkpoints are unchanged.
         """
-        request = pb.SaveTrainerRequest(trainer_id=self.trainer_id, note=note)
+        request = pb.SaveTrainerRequest(trainer_id=self.trainer_id, note=note, request_id=new_request_id())
         reply = self._connection.call(self._connection.trainer_service.SaveTrainer, request, timeout_s)
         return checkpoint(reply.checkpoint)
 
@@ -254,11 +254,11 @@ class TrainerCalls:
         Raises:
             TrainerInvalidError: The trainer has no adapter, or the file does not fit it.
         """
-        data = (Path(folder) / ADAPTER_WEIGHTS).read_bytes()
+        data, own_id = (Path(folder) / ADAPTER_WEIGHTS).read_bytes(), new_request_id()
 
         def attempt(request_id: str, left_s: float) -> pb.LoadAdapterResponse:
             metadata = self._connection.options.metadata(request_id)
-            requests = adapter_requests(self.trainer_id, data)
+            requests = adapter_requests(self.trainer_id, data, own_id)
             service = self._connection.trainer_service
             return service.LoadAdapter(requests, timeout=left_s, metadata=metadata)
 

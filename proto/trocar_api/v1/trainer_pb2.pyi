@@ -1339,19 +1339,25 @@ class SaveTrainerRequest(_message.Message):
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     """The id of the trainer. Required."""
     note: _builtins.str
     """A note for people to read, at most 256 characters."""
+    request_id: _builtins.str
+    """A random text of the caller's own, at most 64 characters: a repeated request returns the checkpoint that the first one
+    wrote, while it is kept.
+    """
     def __init__(
         self,
         *,
         trainer_id: _builtins.str = ...,
         note: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "request_id", b"request_id", "trainer_id", b"trainer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1605,19 +1611,23 @@ class LoadAdapterRequest(_message.Message):
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     """Which trainer; in the first message."""
     data: _builtins.bytes
     """The next bytes of PEFT's `adapter_model.safetensors`."""
+    request_id: _builtins.str
+    """As in `SaveTrainerRequest`; in the first message. A repeated request loads nothing."""
     def __init__(
         self,
         *,
         trainer_id: _builtins.str = ...,
         data: _builtins.bytes = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "request_id", b"request_id", "trainer_id", b"trainer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

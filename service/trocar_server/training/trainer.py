@@ -245,15 +245,19 @@ class Trainer:
             await self._on_owner(work, deadline, done)
         return done[0]
 
-    async def save(self, note: str = "") -> Checkpoint:
+    async def save(self, note: str = "", request_id: str = "") -> Checkpoint:
         """Write a checkpoint: when this returns it survives a crash.
+
+        Args:
+            note: Text for people.
+            request_id: Of the request; a repeated one gets the first one's checkpoint, while it is kept.
 
         Raises:
             ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`, `TRAINER_BROKEN`, `TRAINER_BUSY`.
         """
         self.check_free()  # a fit saves its own checkpoints, with its position in the data
         with self._in_use():
-            return await shielded(self._save(note))
+            return await shielded(self._save(note, request_id))
 
     async def save_changes(self) -> None:
         """Write an automatic checkpoint, if anything has changed since the last one.
@@ -271,6 +275,7 @@ class Trainer:
         fit: Mapping[str, Any] | None = None,
         *,
         is_automatic: bool = True,
+        request_id: str = "",
     ) -> Checkpoint:
         """Write a state taken earlier as a checkpoint.
 
@@ -279,6 +284,7 @@ class Trainer:
             note: Text for people.
             fit: Position of the fit that saves it.
             is_automatic: Whether it was saved without a request; then it displaces no requested checkpoint.
+            request_id: Of the request for it.
 
         Raises:
             ServiceError: As `save`.
@@ -291,8 +297,9 @@ class Trainer:
             update_count=cast("dict[str, int]", state.facts["counts"])["update_count"],
             note=note,
             is_automatic=is_automatic,
+            next_number=self.numbering.next_number,
+            request_id=request_id,
             attached={
-                "next_number": self.numbering.next_number,
                 "fit": fit,
                 PRINCIPAL: self.principal,
                 **({} if self.durable is None else {_RESULTS: results_to_json(self.numbering.kept())}),
@@ -340,7 +347,8 @@ class Trainer:
         self.restored = dict(saved.attached)
         self.checkpoint_number = saved.checkpoint.number
         self._saved_steps = self._steps
-        self.numbering.begin_at(int(saved.attached.get("next_number", 0)))
+        # Older checkpoints have the number in `attached`.
+        self.numbering.begin_at(int(saved.attached.get("next_number", saved.checkpoint.next_number)))
         if self.durable is not None:
             self.numbering.keep(results_from_json(saved.attached.get(_RESULTS, ())))
             self.durable.checkpoint, self.durable.counts = saved.checkpoint.number, self._steps
@@ -359,14 +367,18 @@ class Trainer:
         store = (await asyncio.to_thread(self.storage.get)).checkpoints
         return await asyncio.to_thread(store.damaged, self.trainer_id)
 
-    async def load_adapter(self, data: bytes) -> Checkpoint:
+    async def load_adapter(self, data: bytes, request_id: str = "") -> Checkpoint:
         """Replace the adapter's weights by those of a file of PEFT, and write a checkpoint.
+
+        Args:
+            data: The file.
+            request_id: As of `save`.
 
         Raises:
             ServiceError: `TRAINER_INVALID`, there is no adapter, or the file does not fit it; `TRAINER_BUSY`.
         """
         with self._in_use():
-            return await shielded(self._load_adapter(data))
+            return await shielded(self._load_adapter(data, request_id))
 
     async def export_adapter(self) -> tuple[int, Export]:
         """Return the adapter and a new head under PEFT's names, and the update count of the weights.
@@ -409,19 +421,29 @@ class Trainer:
             async with self.numbering.at_rest():
                 return await self.engine.owner.run(copy)
 
-    async def _save(self, note: str = "", *, is_automatic: bool = False) -> Checkpoint:
+    async def _save(self, note: str = "", request_id: str = "", *, is_automatic: bool = False) -> Checkpoint:
         async with self.numbering.at_rest():
             self.check_free()
+            if (earlier := await self._saved_for(request_id)) is not None:
+                return earlier
             state = await self.engine.owner.run(self.core.state)
-            return await self.write(state, note, is_automatic=is_automatic)
+            return await self.write(state, note, is_automatic=is_automatic, request_id=request_id)
 
-    async def _load_adapter(self, data: bytes) -> Checkpoint:
+    async def _saved_for(self, request_id: str) -> Checkpoint | None:
+        if not request_id:
+            return None
+        found = (one for one in await self.checkpoints() if one.request_id == request_id)
+        return next(found, None)
+
+    async def _load_adapter(self, data: bytes, request_id: str) -> Checkpoint:
         async with self.numbering.at_rest():
             self.check_free()
+            if (earlier := await self._saved_for(request_id)) is not None:
+                return earlier
             await self.engine.owner.run(lambda: self.core.load_adapter(data))
             self._changed()
             state = await self.engine.owner.run(self.core.state)
-            return await self.write(state, "a loaded adapter")
+            return await self.write(state, "a loaded adapter", request_id=request_id)
 
     async def _restore(self, saved: SavedTrainer) -> None:
         async with self.numbering.at_rest():

@@ -13,7 +13,7 @@ import trocar
 from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
 from tests.support.servers.gateway import Gateway, is_serving
 from tests.support.servers.proxy import Proxy, running_proxy
-from tests.support.servers.running_server import RunningServer
+from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
@@ -32,7 +32,7 @@ from trocar_api.v1.edit_store_pb2 import StoredEdits, StoreEditsRequest
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.fit_pb2 import FIT_COMMAND_CANCEL, FIT_COMMAND_PAUSE, ControlFitRequest
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
-from trocar_api.v1.trainer_pb2 import PublishTrainerRequest
+from trocar_api.v1.trainer_pb2 import PublishTrainerRequest, SaveTrainerRequest
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
 
@@ -148,6 +148,54 @@ def test_a_repeated_publication_of_other_weights_is_refused(serve: Serve, tmp_pa
             with pytest.raises(grpc.RpcError) as refused:
                 publish_again()
             assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+def test_a_checkpoint_whose_reply_is_lost_is_written_once(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path)
+    with connected(server) as (proxy, direct, client, pool):
+        trainer = make_trainer(client)
+        trainer.step(*samples(4))
+        known = direct.trainer(trainer.trainer_id)
+        proxy.loses_replies = True
+        saving = pool.submit(trainer.save, "some")
+        wait_until(lambda: bool(known.checkpoints()))
+        proxy.loses_replies = False
+        proxy.break_connections()
+        assert [saving.result()] == known.checkpoints()
+        assert trainer.save("some").number == 2
+
+
+def test_an_adapter_whose_checkpoint_is_lost_is_loaded_once(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path / "data")
+    with connected(server) as (proxy, direct, client, pool):
+        trainer = make_trainer(client, adapter=trocar.lora({"fc": 2}, name="a"))
+        folder = trainer.export_adapter(tmp_path / "adapter")
+        known = direct.trainer(trainer.trainer_id)
+        proxy.loses_replies = True
+        loading = pool.submit(trainer.load_adapter, folder)
+        wait_until(lambda: bool(known.checkpoints()))
+        proxy.loses_replies = False
+        proxy.break_connections()
+        assert [loading.result()] == known.checkpoints()
+
+
+def test_a_request_for_a_checkpoint_is_known_after_a_restart(tmp_path: Path) -> None:
+    request = SaveTrainerRequest(request_id="a")
+    saved = []
+    for _ in range(2):
+        with (
+            running_server(models=MODELS, data_dir=tmp_path, device="cpu") as server,
+            trocar.connect(server.address) as client,
+            raw_channel(server.address) as channel,
+        ):
+            if not request.trainer_id:
+                trainer = make_trainer(client)
+                trainer.step(*samples(4))
+                request.trainer_id = trainer.trainer_id
+            save = TrainerServiceStub(channel).SaveTrainer
+            saved += [save(request, timeout=60).checkpoint for _ in range(2)]
+    assert saved == [saved[0]] * 4
+    assert (saved[0].number, saved[0].next_number) == (1, 1)
 
 
 def test_edits_whose_reply_is_lost_are_stored_once(serve: Serve, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.support.oracles.tiny_training import (
     stepped_plainly,
 )
 from tests.support.servers.running_server import RunningServer, running_server
+from trocar._request.training.adapter_files import ADAPTER_WEIGHTS
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
@@ -398,6 +399,31 @@ def test_weights_that_were_half_updated_are_neither_exported_nor_published(
     trainer.restore(first.number)
     assert_weights(trainer, stepped_plainly(given[:1]), tmp_path)
     assert trainer.publish("whole") == "whole"
+
+
+def test_an_adapter_that_was_half_updated_is_not_exported(
+    client: trocar.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {
+        "adapter": trocar.lora({"fc": 2}, name="a"),
+        "optimizer": trocar.sgd(lr=0.05, in_backward=True),
+    }
+    trainer, given = make_trainer(client, **options), batches(2)
+    trainer.step(*given[0])
+    first = trainer.save()
+    whole = load_file(trainer.export_adapter(tmp_path / "first") / ADAPTER_WEIGHTS)
+    (own,) = running.app.trainers.all()
+    with monkeypatch.context() as patch:
+        patch.setattr(own.core._updater.optimizer, "step", Mock(side_effect=[None, RuntimeError("no")]))
+        with pytest.raises(trocar.TrainerBrokenError):
+            trainer.step(*given[1])
+    with pytest.raises(trocar.TrainerBrokenError, match="restore it from a checkpoint"):
+        trainer.export_adapter(tmp_path / "torn")
+    assert not (tmp_path / "torn" / ADAPTER_WEIGHTS).exists()
+    trainer.restore(first.number)
+    again = load_file(trainer.export_adapter(tmp_path / "second") / ADAPTER_WEIGHTS)
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
 
 
 def test_a_trainer_with_a_spool_that_is_not_restored_leaves_no_spool(

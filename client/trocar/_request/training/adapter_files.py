@@ -72,10 +72,11 @@ def made_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def adapter_requests(trainer_id: str, data: bytes) -> Iterator[pb.LoadAdapterRequest]:
+def adapter_requests(trainer_id: str, data: bytes, request_id: str) -> Iterator[pb.LoadAdapterRequest]:
     """Yield the messages that carry an adapter's file."""
     for start in range(0, max(len(data), 1), _PIECE_BYTES):
-        yield pb.LoadAdapterRequest(trainer_id=trainer_id, data=data[start : start + _PIECE_BYTES])
+        piece = data[start : start + _PIECE_BYTES]
+        yield pb.LoadAdapterRequest(trainer_id=trainer_id, data=piece, request_id=request_id)
 
 
 def _ranks(path: Path, config: dict[str, Any]) -> dict[str, int]:

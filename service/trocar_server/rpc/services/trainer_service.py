@@ -86,8 +86,9 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Write a checkpoint."""
         if len(request.note) > _MAX_NOTE_CHARACTERS:
             raise invalid("note", f"over {_MAX_NOTE_CHARACTERS} characters")
+        check_request_id(request.request_id)
         trainer = await self._get(request.trainer_id, context)
-        saved = await trainer.save(request.note)
+        saved = await trainer.save(request.note, request.request_id)
         return pb.SaveTrainerResponse(checkpoint=_checkpoint_message(saved))
 
     async def RestoreTrainer(
@@ -131,17 +132,20 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> pb.LoadAdapterResponse:
         """Replace an adapter's weights by those of a file."""
         trainer: Trainer | None = None
-        data = bytearray()
+        data, request_id = bytearray(), ""
         engine = self._trainers.engine
         arrivals = Arrivals(aiter(request_iterator), engine.limits, pb.LoadAdapterRequest.ByteSize)
         with engine.admission.admit(MethodClass.DATA, current_flow()) as reservation:
             while (request := await arrivals.next()) is not None:
-                trainer = trainer or await self._get(request.trainer_id, context)
+                if trainer is None:
+                    check_request_id(request.request_id)
+                    request_id = request.request_id
+                    trainer = await self._get(request.trainer_id, context)
                 reservation.reserve(len(request.data))
                 data += request.data
             if trainer is None:
                 raise invalid("trainer_id", "the call has no message")
-            saved = await trainer.load_adapter(bytes(data))
+            saved = await trainer.load_adapter(bytes(data), request_id)
         return pb.LoadAdapterResponse(checkpoint=_checkpoint_message(saved))
 
     async def PublishTrainer(
@@ -311,6 +315,7 @@ def _checkpoint_message(checkpoint: Checkpoint) -> pb.Checkpoint:
         number=checkpoint.number,
         created_at_s=checkpoint.created_at_s,
         update_count=checkpoint.update_count,
+        next_number=checkpoint.next_number,
         byte_count=checkpoint.byte_count,
         sha256=checkpoint.sha256,
         note=checkpoint.note,

@@ -47,6 +47,10 @@ class Checkpoint(Record):
     """Note given when it was saved."""
     is_automatic: bool
     """Whether a fit saved it, without a request."""
+    next_number: int = 0
+    """Number of the trainer's next call."""
+    request_id: str = ""
+    """Id of the request that it was saved for; a repeated one gets this checkpoint again."""
 
 
 class CheckpointManifest(Record):

@@ -81,6 +81,8 @@ class CheckpointStore:
         update_count: int = 0,
         note: str = "",
         is_automatic: bool = False,
+        next_number: int = 0,
+        request_id: str = "",
         attached: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
         """Write a checkpoint, durably and atomically: if this raises, nothing of it remains.
@@ -93,6 +95,8 @@ class CheckpointStore:
             update_count: Weight updates so far.
             note: Text for people.
             is_automatic: Whether a fit saves it.
+            next_number: Number of the trainer's next call.
+            request_id: Id of the request for it.
             attached: JSON data of this moment: a fit's state or the last results of steps.
 
         Raises:
@@ -117,6 +121,8 @@ class CheckpointStore:
                     update_count=update_count,
                     note=note,
                     is_automatic=is_automatic,
+                    next_number=next_number,
+                    request_id=request_id,
                 )
                 manifest = CheckpointManifest(
                     checkpoint=checkpoint, facts=state.facts, attached=dict(attached or {})
