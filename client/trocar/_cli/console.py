@@ -84,7 +84,7 @@ def show(renderable: RenderableType) -> None:
         return
     with console.capture() as captured:
         console.print(renderable, soft_wrap=_width() is None)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print(_utf8("\n".join(line.rstrip() for line in captured.get().splitlines())))
 
 
 def show_report(report: object) -> None:
@@ -116,7 +116,12 @@ def show_json(value: object) -> None:
     Lone surrogates, of paths that are no UTF-8, become JSON's escapes.
     """
     text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    print(text.encode("utf-8", "backslashreplace").decode())
+    print(_utf8(text))
+
+
+def _utf8(text: str) -> str:
+    """Return a text whose lone surrogates, of paths that are no UTF-8, are escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def plain(value: Any) -> Any:

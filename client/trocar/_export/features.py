@@ -18,6 +18,9 @@ from trocar._export.writers.formats import FORMATS
 from trocar._export.writers.shard_writer import ShardFormat
 from trocar.errors import OutputError
 
+_BLOCK_ROWS = 64
+"""Rows that an iteration reads at once, where a format has no blocks of its own."""
+
 
 def read_features(path: str | os.PathLike[str]) -> "Features":
     """Open an output of `extract_dataset` or `trocar extract --out FOLDER`, complete or not.
@@ -94,7 +97,12 @@ class FeatureColumn:
         return out
 
     def __iter__(self) -> Iterator[Array]:
-        return (self[index] for index in range(len(self)))
+        first = 0
+        for part, end in zip(self.parts, map(int, self._ends), strict=True):
+            step = getattr(part, "block_rows", _BLOCK_ROWS)
+            for start in range(first, end, step):
+                yield from self._between(start, min(start + step, end))
+            first = end
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return all rows, so that `np.asarray(column)` works."""

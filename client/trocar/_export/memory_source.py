@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trocar._request.texts import Audio, Texts, is_texts, texts
+from trocar._sources.content import content_digest
 from trocar._sources.sample import Sample, Source
 
 
@@ -29,7 +30,8 @@ def memory_source(given: object) -> Source | None:
             "template": given.template,
             "add_generation_prompt": given.add_generation_prompt,
         }
-        return _source("texts", given.part, len(given), digest, {"options": options})
+        more = {"options": options, **({"images": content_digest(given.own_images)} if given.images else {})}
+        return _source("texts", given.part, len(given), digest, more)
     if isinstance(given, Audio):
         digest = _digest([part for clip, data in given.clips for part in (clip.SerializeToString(), data)])
         return _source("sound", given.part, len(given), digest, {})

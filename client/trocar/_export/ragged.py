@@ -71,12 +71,14 @@ class RaggedRows:
     def __getitem__(self, rows: slice) -> Array:
         """Return rows as a NumPy array of objects, each an array of its own."""
         start, stop, _ = rows.indices(len(self))
-        ends = self.ends
         found = np.empty(max(0, stop - start), object)
-        for place, index in enumerate(range(start, stop)):
-            first = int(ends[index - 1]) if index else 0
-            values = np.array(self.values[first : int(ends[index])])
-            found[place] = values.reshape(self.shapes[index])
+        if not found.size:
+            return found
+        ends = [int(self.ends[start - 1]) if start else 0, *map(int, self.ends[start:stop])]
+        values = self.values[ends[0] : ends[-1]]  # one read, where they are on disk
+        for place in range(len(found)):
+            row = np.array(values[ends[place] - ends[0] : ends[place + 1] - ends[0]])
+            found[place] = row.reshape(self.shapes[start + place])
         return found
 
     def stored(self, row_shape: Sequence[int]) -> Array:

@@ -108,12 +108,17 @@ def schema_of(maps: "FeatureMaps", ragged: Mapping[str, Sequence[int]] = Mapping
         ragged: Dimensions of a row that differ from row to row, by feature map.
 
     Raises:
-        OutputError: There are no values to write, or two arrays would have one name.
+        OutputError: There are no values to write, two arrays would have one name, or values are cast to int8.
     """
     if not maps:
         raise OutputError("no tap asks for values, so nothing would be written; see `trocar stats`")
     columns: list[Column] = []
     for name, rows in maps.items():
+        cast = maps.info[name].cast
+        if cast is not None and cast.scales:
+            raise OutputError(
+                f"'{name}': the scale of int8 is another one in each batch; cast to float16 instead"
+            )
         # Positions of tokens are those of one batch.
         info = {**asdict(maps.info[name]), "token_positions": ()}
         del info["shape"]

@@ -1,5 +1,6 @@
 """Datasets of Hugging Face's `datasets` library: saved to disk, local files, or a name on the hub."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from trocar.errors import SourceError
 PREFIX = HUGGINGFACE
 USUAL_COLUMNS = ("image", "img", "pixel_values")
 """Where a dataset without an image column may have what the model wants."""
+_COLON = re.compile(r":(?![^\[\]]*\])")
+"""Between parts of a name; none of `train[:100]`."""
 _WIDENED = ("uint8", "int8", "int16", "int32", "float16")
 """Dtypes that can be sent, and that the library's NumPy format does not keep."""
 
@@ -44,14 +47,17 @@ def find_huggingface(text: str) -> tuple[Any, str]:
     Raises:
         SourceError: The library is missing, there is no such dataset, or the split is not clear.
     """
-    name, split, column = [*text.removeprefix(PREFIX).split(":"), "", ""][:3]
+    name, split, column = [*_COLON.split(text.removeprefix(PREFIX)), "", ""][:3]
     dataset = _load(name, split)
     if isinstance(dataset, Mapping):
-        if len(dataset) != 1 and split not in dataset:
+        if split not in dataset and (split or len(dataset) != 1):
             raise SourceError(
                 f"{text}: name the split, {PREFIX}{name}:SPLIT; available: {few(list(dataset))}"
             )
         dataset = dataset[split or next(iter(dataset))]
+    elif split and "[" not in split and str(dataset.split) != split:
+        own = "no splits" if dataset.split is None else f"the split {str(dataset.split)!r} only"
+        raise SourceError(f"{text}: {PREFIX}{name} has {own}")
     return dataset, column
 
 
@@ -156,12 +162,14 @@ def text_column_names(dataset: Any, column: str) -> tuple[str, ...]:
         return ()  # which the message of `input_column` names
     features = [dataset.features[name] for name in given]
     are_texts = all(getattr(getattr(one, "feature", one), "dtype", "") == "string" for one in features)
-    return given if len(given) <= 2 and are_texts else ()
+    return given if len(given) <= 2 and (are_texts or text_columns(given) == given) else ()
 
 
 def sound_column(dataset: Any, column: str) -> str:
     """Return the column of sound; empty where the inputs are something else, or it is not clear."""
-    names = [column] if column in dataset.column_names else list(dataset.column_names)
+    names: list[str] = list(dataset.column_names)
+    if column:
+        names = [column] if column in names else []
     if any(is_image_feature(dataset.features[name]) for name in names):
         return ""
     found = [name for name in names if _is_sound_feature(dataset.features[name])]

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trocar._sources.content import content_digest
 from trocar._sources.sample import Sample, Source
 from trocar.errors import SourceError
 
@@ -40,6 +41,8 @@ def object_source(dataset: Any, name: str = "") -> Source:
         )
     count = len(dataset) if is_map else None
     description = {"kind": "dataset", "name": name, "count": count, "type": type(dataset).__qualname__}
+    if isinstance(dataset, (list, tuple)):
+        description["fingerprint"] = content_digest(map(first_element, dataset))
     return Source(description, partial(_map_samples if is_map else _iterated, dataset), count)
 
 

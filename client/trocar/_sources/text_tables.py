@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -118,14 +119,20 @@ def text_rows(path: Path, table: Table, columns: Sequence[str]) -> list[Any]:
 
 
 def target_rows(path: Path, table: Table, column: str) -> Sequence[Any]:
-    """Return the target of each row; those of a CSV file are integers if all of them can be.
+    """Return the target of each row; those of a CSV file are integers, or else floats, if all of them can be.
 
     Raises:
-        SourceError: A row has null.
+        SourceError: A row has null, or a CSV file an empty field.
     """
     values = _filled(path, table, column)
-    is_csv = path.suffix.lower() == ".csv"
-    return [int(value) for value in values] if is_csv and all(map(_is_integer, values)) else values
+    if path.suffix.lower() != ".csv":
+        return values
+    empty = next((number for number, value in enumerate(values, 1) if not value.strip()), None)
+    if empty is not None:
+        raise SourceError(f"{path}: row {empty} has no {column!r}; every row needs a value")
+    if all(map(_is_integer, values)):
+        return [int(value) for value in values]
+    return [float(value) for value in values] if all(map(_is_float, values)) else values
 
 
 def target_columns(names: Sequence[str]) -> list[str]:
@@ -155,6 +162,14 @@ def _filled(path: Path, table: Table, column: str) -> Sequence[Any]:
 
 def _is_integer(text: object) -> bool:
     return isinstance(text, str) and text.removeprefix("-").isdecimal() and len(text) < 20
+
+
+def _is_float(text: str) -> bool:
+    """Whether a text is a number: `nan` and `inf` are names."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:

@@ -192,3 +192,15 @@ def test_the_command_writes_a_picture(
     assert (found["at"], found["images"][0]["class"], found["images"][0]["name"]) == ("features", 0, "tench")
     with Image.open(out) as picture:
         assert min(picture.size) > 300
+
+
+def test_the_command_never_writes_on_its_images(server: RunningServer, tmp_path: Path) -> None:
+    image = photograph(tmp_path / "a.png")
+    before = image.read_bytes()
+    words = ["cam", "mobilenet_v3_small", str(image), "--server", server.address, "--out"]
+    for out, code in ((tmp_path, 0), (image, 2)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, str(out)])
+        assert ended.value.code == code
+    assert image.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.png", "a.png"]

@@ -27,6 +27,8 @@ from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
 from tests.unit.client._export.fakes import tree
 from trocar._cli import main
+from trocar._cli.options.text_options import read_texts
+from trocar.errors import OutputError
 from trocar_server.config import PreprocessingConfig
 
 KILLS = int(os.environ.get("TROCAR_TEST_KILLS", "5"))
@@ -232,6 +234,30 @@ def test_skipped_samples_are_listed(cli: Trocar, pictures: Path, tmp_path: Path)
     assert done.code == 0
     assert "1 sample failed and has no row" in done.err
     assert "071.png: " in done.err
+
+
+@pytest.mark.parametrize("cast", ["int8", "int8_per_channel"])
+def test_a_scale_of_each_batch_is_not_written(
+    client: trocar.Client, few: Path, tmp_path: Path, cast: Any
+) -> None:
+    tap = trocar.tap("conv", cast=cast)
+    with pytest.raises(OutputError, match="'conv': the scale of int8 is another one in each batch"):
+        trocar.extract_dataset(client, "plain", few, [tap], tmp_path / "out")
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_run_in_which_every_sample_fails_has_failed(
+    cli: Trocar, tmp_path: Path, as_json: tuple[str, ...]
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.png").write_bytes(b"no image")
+    words = ("extract", "plain", tmp_path / "source", *TAPS, "--on-error", "skip", *as_json)
+    assert cli(*words, "--out", tmp_path / "out").code == 1
+
+
+def test_only_line_ends_separate_texts(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_bytes("\ufefffirst\r\n a\u2028b \n\nlast\x85x\n".encode())
+    assert read_texts(["own"], tmp_path / "texts.txt") == ["own", "first", " a\u2028b ", "last\x85x"]
 
 
 def test_folder_into_one_file_is_what_its_files_are(cli: Trocar, few: Path, tmp_path: Path) -> None:

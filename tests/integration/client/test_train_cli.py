@@ -284,6 +284,30 @@ def test_a_fit_that_fails_keeps_its_trainer_and_its_history(
     assert trocar.History.load(history).outcome == "failed"
 
 
+def test_a_fit_that_is_cancelled_elsewhere_publishes_nothing_and_keeps_its_trainer(
+    server: RunningServer, client: trocar.Client, flowers: Path, tmp_path: Path
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    words = ["train", "resnet18", str(flowers), "--head", "3", "--trainable", "fc", "--epochs", "100000"]
+    process = warm_python.Popen(
+        [sys.executable, "-m", "trocar", *words, "--publish", "half", "--export", str(weights)],
+        env={**os.environ, "TROCAR_SERVER": server.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "epoch 1" in process.stdout.readline()
+    (info,) = client.trainers()
+    assert client.trainer(info.trainer_id).cancel() == "ended"
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, out + err
+    assert out.endswith(f"nothing was published or exported; trainer {info.trainer_id}\n")
+    assert [one.trainer_id for one in client.trainers()] == [info.trainer_id]
+    assert "half" not in {model.model_id for model in client.models()}
+    assert not weights.exists()
+
+
 def test_the_fit_goes_on_when_the_command_is_interrupted(
     server: RunningServer, client: trocar.Client, flowers: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,9 @@ from trocar._request.taps import STATISTICS, Over, Tap, tap
 if TYPE_CHECKING:
     from trocar._request.statistic_options import StatisticName
 
+MAX_INTEGER = (1 << 63) - 1
+"""Of sizes and numbers in a request."""
+
 ModelId = Annotated[
     str,
     typer.Argument(
@@ -76,6 +79,9 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(int(size) for size in text.strip("() ").split(","))
+        sizes = tuple(int(size) for size in text.strip("() ").split(","))
     except ValueError:
+        sizes = ()
+    if not sizes or any(abs(size) > MAX_INTEGER for size in sizes):
         refuse(f"--input: {text!r} is not a shape; write for example 1,3,224,224")
+    return sizes

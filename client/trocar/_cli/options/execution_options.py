@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trocar._cli.failures import refuse
+from trocar._cli.options.arguments import MAX_INTEGER
 from trocar._request.execution import Numerics
 
 
@@ -70,6 +71,8 @@ def _flag_value(text: str) -> bool | int | str:
         value = json.loads(text)
     except json.JSONDecodeError:
         return text
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        refuse(f"--flag: {text} is larger than {MAX_INTEGER:,}")
     return value if isinstance(value, (bool, int, str)) else text
 
 

@@ -77,7 +77,7 @@ def is_one_batch(samples: Sequence[InputSample], size: int) -> bool:
 
 
 def _read(path: Path, sample_rank: int) -> list[InputSample]:
-    if path.suffix != ARRAY_SUFFIX:
+    if path.suffix.lower() != ARRAY_SUFFIX:
         return [InputSample(str(path), path)]
     try:
         array = open_npy(path)

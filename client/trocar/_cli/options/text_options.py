@@ -18,7 +18,7 @@ TextFile = Annotated[
 
 
 def read_texts(text: list[str] | None, text_file: Path | None) -> list[str]:
-    """Return the texts of a command; empty lines of a file are left out.
+    """Return the texts of a command; empty lines of a file are left out, and its byte-order mark.
 
     Raises:
         typer.BadParameter: The file is no UTF-8 text.
@@ -26,7 +26,7 @@ def read_texts(text: list[str] | None, text_file: Path | None) -> list[str]:
     if text_file is None:
         return list(text or ())
     try:
-        lines = text_file.read_text(encoding="utf-8").splitlines()
+        lines = text_file.read_text(encoding="utf-8-sig").split("\n")  # no other sign ends a line
     except UnicodeDecodeError:
         refuse(f"--text-file: {text_file.name!r} is no UTF-8 text")
     return [*(text or ()), *(line for line in lines if line.strip())]

@@ -69,10 +69,10 @@ def run_dataset(
         raise typer.Exit(_INTERRUPTED) from None
     if as_json:
         show_json(_as_json(report))
-        return
-    for note in report.notes:
-        typer.echo(f"note: {note}", err=True)
-    _show(report)
+    else:
+        for note in report.notes:
+            typer.echo(f"note: {note}", err=True)
+        _show(report)
     if not report.row_count:
         raise typer.Exit(FAILED)
 

@@ -47,7 +47,7 @@ def samples_for(client: Client, model_id: str, paths: Sequence[Path]) -> list[In
 
 
 def _listed(client: Client, model_id: str, paths: Sequence[Path]) -> list[InputSample]:
-    if all(path.suffix != ARRAY_SUFFIX for path in paths):
+    if all(path.suffix.lower() != ARRAY_SUFFIX for path in paths):
         return read_samples(paths, sample_rank=0)
     model = client.model(model_id)
     if not model.is_loaded:

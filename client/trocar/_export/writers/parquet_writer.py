@@ -96,15 +96,22 @@ def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Any], Sequence[str]]
     import pyarrow.parquet as pq
 
     keys: list[str] = pq.read_table(path, columns=[_KEY])[_KEY].to_pylist()
-    return {column.name: _ParquetColumn(path, column, len(keys)) for column in schema.columns}, keys
+    facts = pq.read_metadata(path)
+    rows = max(1, facts.row_group(0).num_rows) if facts.num_row_groups else 1
+    return {column.name: _ParquetColumn(path, column, len(keys), rows) for column in schema.columns}, keys
 
 
 class _ParquetColumn:
-    """The rows of one column; each slice reads the row groups that it touches."""
+    """The rows of one column; each slice reads the row groups that it touches.
 
-    def __init__(self, path: Path, column: Column, count: int) -> None:
+    Attributes:
+        block_rows: The rows of a group.
+    """
+
+    def __init__(self, path: Path, column: Column, count: int, block_rows: int) -> None:
         self._path = path
         self._column = column
+        self.block_rows = block_rows
         self.shape = (count, len(column.row_shape)) if column.is_ragged else (count, *column.row_shape)
 
     def __getitem__(self, rows: slice) -> Array:

@@ -20,11 +20,26 @@ def test_json_has_numbers_that_json_lacks_as_strings(capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out) == {"x": ["NaN", "Infinity", "-Infinity", 1.5]}
 
 
+def printed(code: str) -> bytes:
+    """Run code that prints with `console` as `c`, in a process whose output is strict UTF-8."""
+    code = f"import trocar._cli.console as c; {code}"
+    environment = {
+        **os.environ,
+        "PYTHONIOENCODING": "utf-8:strict",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=True
+    ).stdout
+
+
 def test_json_with_a_path_that_is_no_utf_8_can_be_written() -> None:
-    code = "from trocar._cli.console import show_json; show_json({'é': 'caf\\udce9.txt'})"
-    environment = {**os.environ, "PYTHONUTF8": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
-    assert json.loads(done.stdout) == {"é": "caf\udce9.txt"}
+    assert json.loads(printed("c.show_json({'é': 'caf\\udce9.txt'})")) == {"é": "caf\udce9.txt"}
+
+
+def test_a_table_with_a_path_that_is_no_utf_8_can_be_written() -> None:
+    code = "rows = c.table('name'); rows.add_row('caf\\udce9.txt'); c.show(rows)"
+    assert "caf\\udce9.txt" in printed(code).decode()
 
 
 def test_dataclasses_tuples_and_arrays_become_plain() -> None:

@@ -1,5 +1,6 @@
 """Outputs read back, as NumPy would give them."""
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,27 @@ def test_rows_are_numpys(features: trocar.Features, whole: Array, rows: Any) -> 
     np.testing.assert_array_equal(
         features["wide/in"][rows], whole[np.asarray(rows, int) if isinstance(rows, list) else rows]
     )
+
+
+def test_an_iteration_reads_every_block_once(features: trocar.Features, whole: Array) -> None:
+    column = features["wide/in"]
+    reads: list[slice] = []
+
+    class Counted:
+        def __init__(self, part: Any) -> None:
+            self._part, self.shape = part, part.shape
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._part, name)
+
+        def __getitem__(self, rows: slice) -> Any:
+            reads.append(rows)
+            return self._part[rows]
+
+    counted = copy(column)
+    counted.parts = tuple(map(Counted, column.parts))
+    np.testing.assert_array_equal(np.stack(list(counted)), whole)
+    assert len(reads) == len(column.parts) == 3
 
 
 def test_masks_choose_rows(features: trocar.Features, whole: Array) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.support.wire.pictures import encoded, photo
 from trocar._base.input_kinds import is_image
 from trocar._sources.huggingface import huggingface_source, open_huggingface
+from trocar._sources.sample import TextSample
 from trocar._uploads.huggingface_shards import huggingface_rows
 from trocar.errors import SourceError
 
@@ -105,6 +106,30 @@ def test_saved_dataset_and_its_splits_are_opened(dataset: Any, pictures: list[by
     assert loaded(open_huggingface(f"hf:{tmp_path}/two:test:image")) == pictures[2:3]
     with pytest.raises(SourceError, match=r"name the split.*available: train, test"):
         open_huggingface(f"hf:{tmp_path}/two")
+
+
+def test_a_split_that_is_not_there_is_refused(dataset: Any, tmp_path: Path) -> None:
+    dataset.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": dataset}).save_to_disk(tmp_path / "single")
+    with pytest.raises(SourceError, match=r"single:test.*available: train"):
+        open_huggingface(f"hf:{tmp_path}/single:test")
+    with pytest.raises(SourceError, match=r"name the split.*available: train"):
+        open_huggingface(f"hf:{tmp_path}/single:train[:1]:label")
+    with pytest.raises(SourceError, match="has no splits"):
+        open_huggingface(f"hf:{tmp_path}/one:test")
+
+
+def test_a_column_that_is_not_there_is_refused_where_there_is_sound() -> None:
+    sound = [{"array": [0.0, 1.0], "sampling_rate": 8000}] * 2
+    dataset = datasets.Dataset.from_dict({"audio": sound, "sentence": ["a", "b"]})
+    with pytest.raises(SourceError, match="no column 'sentense'"):
+        huggingface_source(dataset, "sentense")
+
+
+def test_token_ids_are_texts_with_and_without_their_name() -> None:
+    dataset = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]]})
+    first, second = (loaded(huggingface_source(dataset, column)) for column in ("", "input_ids"))
+    assert first == second == [TextSample([1, 2]), TextSample([3])]
 
 
 def test_folder_of_images_is_opened(pictures: list[bytes], tmp_path: Path) -> None:

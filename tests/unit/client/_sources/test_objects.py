@@ -1,12 +1,13 @@
 """torch's datasets, and whatever behaves alike."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from trocar._sources.objects import import_dataset, object_source
@@ -27,6 +28,21 @@ class WithoutLength(Dataset[int]):
 
 def values(dataset: Any, start: int = 0) -> list[Any]:
     return [sample.load() for sample in object_source(dataset).samples(start)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: [np.full((2, 2), value), np.zeros(3)],
+        lambda value: [torch.full((2,), value, dtype=torch.bfloat16)],
+        lambda value: [bytes([value]), b"a"],
+        lambda value: [(Image.new("L", (2, 2), value), 0)],
+    ],
+)
+def test_lists_are_told_apart_by_their_content(make: Callable[[int], list[Any]]) -> None:
+    first, second, third = (object_source(make(value)).description for value in (1, 1, 2))
+    assert first == second
+    assert first != third
 
 
 def test_first_element_of_a_tuple_goes_to_the_model() -> None:

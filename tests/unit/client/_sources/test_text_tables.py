@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trocar._export.decoding import as_value, keep_encoded
@@ -42,6 +43,20 @@ def test_labels_of_a_csv_file_are_integers_where_all_are(tmp_path: Path) -> None
     whole = table_plan(written(tmp_path, "x.csv", "text,label\na,10\nb,-1\n"), None, "x", 1 << 20)
     named = table_plan(written(tmp_path, "y.csv", "text,label\na,10\nb,x\n"), None, "x", 1 << 20)
     assert (whole.categories, named.categories) == ((), ("10", "x"))
+
+
+def test_labels_of_a_csv_file_are_floats_where_all_are_numbers(tmp_path: Path) -> None:
+    plan = table_plan(written(tmp_path, "x.csv", "text,label\na,0.5\nb,10\nc,-1e2\n"), None, "x", 1 << 20)
+    (shard,) = plan.shards()
+    content = b"".join(map(bytes, shard.parts()))
+    assert plan.categories == ()
+    assert np.array([0.5, 10, -100]).tobytes() in content
+
+
+def test_an_empty_label_of_a_csv_file_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "x.csv", 'text,label\na,0\nb,""\nc,1\n')
+    with pytest.raises(SourceError, match="row 2 has no 'label'"):
+        table_plan(path, None, "x", 1 << 20)
 
 
 def test_a_number_is_not_taken_for_the_id_of_a_token(tmp_path: Path) -> None:

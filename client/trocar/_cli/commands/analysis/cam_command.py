@@ -79,6 +79,8 @@ def cam(  # noqa: PLR0913 - one parameter for each option
     samples = read_set(client, model_id, images)
     if not is_folder and len(samples) > _MOST_PANELS:
         refuse(f"--out: {len(samples)} images need a folder, not one picture file")
+    if not is_folder and out.resolve() in _files(samples):
+        refuse(f"--out: {str(out)!r} is one of the images; give another name")
     asked = {
         "of": _objective(client, model_id, class_),
         "at": at,
@@ -143,14 +145,20 @@ def _write(
         return [str(out)]
     out.mkdir(exist_ok=True)
     written: list[str] = []
+    kept = _files(samples)
     for sample, one in zip(samples, panels, strict=True):
         stem = Path(sample.name).stem if isinstance(sample.value, Path) else Path(sample.name).name
         path, count = out / f"{stem}.png", 2
-        while str(path) in written:
+        while str(path) in written or path.resolve() in kept:
             path, count = out / f"{stem}-{count}.png", count + 1
         draw([one], title, alpha).savefig(path, dpi=120)
         written.append(str(path))
     return written
+
+
+def _files(samples: Sequence[InputSample]) -> set[Path]:
+    """Return the files of images, on which no picture is written."""
+    return {sample.value.resolve() for sample in samples if isinstance(sample.value, Path)}
 
 
 def _objective(client: Client, model_id: str, wanted: str | None) -> Objective | None:

@@ -73,7 +73,12 @@ def extract(  # noqa: PLR0913 - options of a command
     ] = "",
     max_tokens: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", min=1, help="Most tokens of one text; otherwise the model's maximum."),
+        typer.Option(
+            metavar="NUMBER",
+            min=1,
+            max=(1 << 31) - 1,
+            help="Most tokens of one text; otherwise the model's maximum.",
+        ),
     ] = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut longer texts; otherwise they fail.")

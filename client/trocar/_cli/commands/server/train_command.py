@@ -8,7 +8,7 @@ import typer
 
 import trocar
 from trocar import Client
-from trocar._cli.failures import refuse
+from trocar._cli.failures import FAILED, refuse
 from trocar._cli.options.arguments import ModelId
 from trocar._cli.runs.fit_run import Results, allowed_values, closed_unless_begun, follow
 from trocar._cli.runs.uploading import bars, check_data, stored
@@ -164,20 +164,23 @@ def train(  # noqa: PLR0913 - options of a command
         share = eval_split or 0.0
         if eval_split is None and compared is None:
             share = _default_split(dataset)
-        first = trainer.start_fit(
-            dataset,
-            epochs=epochs,
-            batch_size=batch,
-            eval=compared,
-            eval_split=share,
-            metrics=metric or ["accuracy"],
-            augment=augment or (),
-            early_stop=None if early_stop is None else trocar.early_stop(patience=early_stop),
-            workers=workers,
-        )
+        with allowed_values():
+            first = trainer.start_fit(
+                dataset,
+                epochs=epochs,
+                batch_size=batch,
+                eval=compared,
+                eval_split=share,
+                metrics=metric or ["accuracy"],
+                augment=augment or (),
+                early_stop=None if early_stop is None else trocar.early_stop(patience=early_stop),
+                workers=workers,
+            )
     if share:
         typer.echo(f"{share:.0%} of the samples are evaluated and not trained on (--eval-split)", err=True)
-    follow(trainer, first, results)
+    if follow(trainer, first, results).outcome != "finished":
+        typer.echo(f"nothing was published or exported; trainer {trainer.trainer_id}")
+        raise typer.Exit(FAILED)
     results.keep(trainer, _categories(client, dataset, head))
     if keep:
         typer.echo(f"trainer {trainer.trainer_id}")
