@@ -69,6 +69,22 @@ class InDict(Stated):
         self.relu = _Halves()  # type: ignore[assignment]
 
 
+class _ByData(nn.Module):
+    """Writes to its input unseen by autograd's counters of versions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.data.clamp_(min=0)
+        return x
+
+
+class Unseen(Stated):
+    """Calls a module that writes to the data of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = _ByData()  # type: ignore[assignment]
+
+
 class _Silent(nn.Module):
     """Writes to its input, and returns nothing of it."""
 
@@ -115,6 +131,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "both": Both,
     "by-data": ByData,
     "dict": InDict,
+    "unseen": Unseen,
 }
 
 

@@ -217,12 +217,12 @@ def _call_input(target: Target, edit: Edit, recording: Recording) -> tuple[CallI
 
 
 def _written_bytes(target: Target, edit: Edit, recording: Recording) -> int:
-    """Return the bytes of inputs to which an edited call may write; 0 where it cannot."""
+    """Return the bytes of the inputs of a call that may write to them, all of them copied; 0 where it cannot."""
     is_of_call = target.parameter is None and not target.is_gradient
     if not is_of_call or isinstance(edit.operation, Skip):  # a skipped call writes nothing
         return 0
-    inputs = _call_of(target, recording).inputs
-    return sum(leaf.byte_count for leaf in inputs if leaf.is_overwritten and len(leaf.picks) <= 1)
+    inputs = [leaf for leaf in _call_of(target, recording).inputs if len(leaf.picks) <= 1]
+    return sum(leaf.byte_count for leaf in inputs) if any(leaf.is_overwritten for leaf in inputs) else 0
 
 
 def _call_of(target: Target, recording: Recording) -> ModuleCall:

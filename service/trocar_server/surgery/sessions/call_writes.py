@@ -86,18 +86,21 @@ class _Given:
 
     Attributes:
         own: The model's own tensor.
-        copy: Its copy, or that of what an edit put in its place.
+        value: The same, or what an edit put in its place.
+        copy: A copy of the value.
         version: The copy's version before the call.
         places: Where the module returns the copy.
     """
 
     own: torch.Tensor
+    value: torch.Tensor
     copy: torch.Tensor
     version: int
     places: tuple[Picks, ...] = ()
 
     def is_written(self) -> bool:
-        return self.copy._version != self.version
+        """Whether the call has written to the copy: through `.data`, no version tells."""
+        return self.copy._version != self.version or not _are_same_bits(self.copy, self.value)
 
     def settled(self, output: Any) -> Any:
         """Copy the final value to the model's own tensor; returns the output with that in its place."""
@@ -168,7 +171,8 @@ class ModuleWrites:
         return positional, keyword
 
     def _note_writes(self, path: str, index: int, output: Any) -> None:
-        found = [entry for entry in self._given.pop((path, index), ()) if entry.is_written()]
+        with self._collector.busy():
+            found = [entry for entry in self._given.pop((path, index), ()) if entry.is_written()]
         for entry in found:
             entry.places = tuple(picks for picks, leaf in leaves(output) if leaf is entry.copy)
         if found:
@@ -190,8 +194,16 @@ def _given(own: Any, value: Any, made: dict[int, _Given]) -> Any:
         is_inference = torch.is_inference_mode_enabled()
         with torch.inference_mode(mode=False) if is_inference else nullcontext():
             copy = _copy(value)
-        made[id(value)] = _Given(own, copy, copy._version)
+        made[id(value)] = _Given(own, value, copy, copy._version)
     return made[id(value)].copy
+
+
+def _are_same_bits(value: torch.Tensor, other: torch.Tensor) -> bool:
+    return value.layout is not torch.strided or torch.equal(_bits(value), _bits(other))
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:
