@@ -265,7 +265,7 @@ class FeatureMaps(Mapping[str, Array]):
         texts and sound (`trocar.processed`).
 
         Args:
-            path: The file; an existing file is replaced.
+            path: The file; an existing one is replaced once the new one is complete.
         """
         info = {name: asdict(entry) for name, entry in self.info.items()}
         metadata = {
@@ -280,12 +280,15 @@ class FeatureMaps(Mapping[str, Array]):
         if self.processed:
             metadata["trocar.processed"] = json.dumps([asdict(entry) for entry in self.processed])
         target = Path(path)
-        target.touch()
-        mode = (
-            target.stat().st_mode
-        )  # safetensors makes a file for its owner only; this one follows the umask
-        save_file(self._arrays, target, metadata=metadata)
-        target.chmod(mode)
+        partial = target.with_name(f"{target.name}.part")
+        try:
+            partial.touch()
+            mode = partial.stat().st_mode
+            save_file(self._arrays, partial, metadata=metadata)
+            partial.chmod(mode)  # safetensors makes a file for its owner only; this one follows the umask
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def plot(
         self, name: str | None = None, *, channels: int = 16, path: str | os.PathLike[str] | None = None

@@ -273,6 +273,7 @@ def test_folder_into_one_file_is_what_its_files_are(cli: Trocar, few: Path, tmp_
         (("nothing", "--out", "out"), "nothing: no such file or folder"),
         (("{few}", "--out", "f.parquet"), "must end in .safetensors, or be a folder"),
         (("{few}", "--out", "f.safetensors", "--format", "zarr"), "need a folder"),
+        (("{few}", "--out", "no/f.safetensors"), "no folder no"),
         (("{few}", "--out", "f.safetensors", "--restart"), "need a folder"),
         (("{few}", "--out", "out", "--stats", "mean"), "--stats needs"),
         (("hf:x", "--out", "f.safetensors"), "--out must be a folder"),
@@ -294,6 +295,12 @@ def test_wrong_command_line_exits_with_2(
     assert (done.code, done.out) == (2, "")
     assert message in " ".join(done.err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_the_name_of_a_file_is_refused_at_once(cli: Trocar, few: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").mkdir()
+    done = cli("extract", "plain", few, *TAPS, "--out", tmp_path / "x.safetensors")
+    assert (done.code, "is a folder" in " ".join(done.err.split())) == (2, True), done.err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Arguments and options shared by several commands."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -68,6 +69,20 @@ def statistics_taps(
         return [tap(selector, stats=names, values=values, over=over) for selector in selectors]
     except ValueError as error:
         refuse(f"--stats: {error}")
+
+
+def check_file(out: Path, suffix: str) -> None:
+    """Check that a file can be written, before anything is computed for it.
+
+    Raises:
+        typer.BadParameter: It has another suffix, is a folder, or its folder does not exist.
+    """
+    if out.suffix != suffix:
+        refuse(f"--out: {out.name!r} must end in {suffix}")
+    if out.is_dir():
+        refuse(f"--out: {str(out)!r} is a folder")
+    if not out.absolute().parent.is_dir():
+        refuse(f"--out: no folder {out.parent}")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import trocar
+from trocar._result import feature_maps
 
 SHAPES = {"layer1.0.relu@1": (2, 5, 4, 4), "blocks": (2, 7, 9), "fc": (2, 10), "odd/in[0]": (3,)}
 
@@ -73,6 +75,18 @@ def test_arrays_are_shared_with_torch_without_a_warning(maps: trocar.FeatureMaps
 def test_it_cannot_be_changed(maps: trocar.FeatureMaps) -> None:
     with pytest.raises(TypeError):
         maps["fc"] = np.zeros(1)  # type: ignore[index]  # the very thing that must not work
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    maps: trocar.FeatureMaps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "features.safetensors"
+    maps.save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(feature_maps, "save_file", Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="the disk is full"):
+        maps.save(path)
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (before, [path])
 
 
 def test_saved_files_have_names_values_and_origin(maps: trocar.FeatureMaps, tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ from trocar import Client
 from trocar._base.tables import size_text
 from trocar._cli.console import shape_text, show, show_json, table
 from trocar._cli.failures import refuse
-from trocar._cli.options.arguments import AsJson, BatchSize, ModelId, Taps, parse_statistics, statistics_taps
+from trocar._cli.options.arguments import (
+    AsJson,
+    BatchSize,
+    ModelId,
+    Taps,
+    check_file,
+    parse_statistics,
+    statistics_taps,
+)
 from trocar._cli.options.choices import Decode, Format, OnError
 from trocar._cli.options.edit_options import EditTexts, parse_edits
 from trocar._cli.options.execution_options import (
@@ -139,6 +147,7 @@ def extract(  # noqa: PLR0913 - options of a command
     if is_one_batch and (names or timing):
         refuse("--stats and --timing take neither texts nor --edit-source")
     if is_file:
+        check_file(out, _SUFFIX)
         if column or ((truncate or max_tokens) and not sentences):
             refuse("--column, --max-tokens and --truncate of files need a folder: --out FOLDER")
         is_plain = (format, decode, on_error) == (Format.SAFETENSORS, Decode.SERVER, OnError.STOP)

@@ -9,7 +9,7 @@ from trocar import Client, FeatureMaps
 from trocar._base.tables import size_text
 from trocar._cli.console import number_text, show, show_json
 from trocar._cli.failures import refuse
-from trocar._cli.options.arguments import AsJson, ModelId, parse_statistics
+from trocar._cli.options.arguments import AsJson, ModelId, check_file, parse_statistics
 from trocar._cli.options.completion import complete_modules
 from trocar._cli.options.edit_options import EditTexts, parse_edits
 from trocar._cli.options.execution_options import AdapterOption, FlagTexts, parse_flags
@@ -73,7 +73,8 @@ def gradients(  # noqa: PLR0913 - options of a command
     names = parse_statistics(stats)
     if not names and out is None:
         refuse("--stats: name at least one statistic, or save the gradients with --out")
-    _check_out(out)
+    if out is not None:
+        check_file(out, _SUFFIX)
     edits, flags = parse_edits(edit), parse_flags(flag)
     sentences = read_texts(text, text_file)
     if bool(sentences) == bool(images):
@@ -97,7 +98,7 @@ def gradients(  # noqa: PLR0913 - options of a command
         adapter=adapter,
     )
     if out is not None:
-        _save(maps, out)
+        maps.save(out)
     statistics = StatisticsTable(names)
     statistics.add(maps)
     if as_json:
@@ -108,23 +109,6 @@ def gradients(  # noqa: PLR0913 - options of a command
         typer.echo(f"of {wanted.text} = {number_text(maps.objective)}")
     if out is not None:
         typer.echo(f"wrote {out} ({size_text(out.stat().st_size)})")
-
-
-def _check_out(out: Path | None) -> None:
-    if out is not None and out.suffix != _SUFFIX:
-        refuse(f"--out: {out.name!r} must end in {_SUFFIX}")
-    if out is not None and not out.parent.is_dir():
-        refuse(f"--out: no folder {out.parent}")
-
-
-def _save(maps: FeatureMaps, out: Path) -> None:
-    """Write the file, which appears when it is complete."""
-    partial = out.with_name(f"{out.name}.part")
-    try:
-        maps.save(partial)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _report(maps: FeatureMaps, out: Path | None) -> dict[str, Any]:
