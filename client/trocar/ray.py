@@ -30,7 +30,7 @@ from trocar._export.options import Options
 from trocar._export.ray_pool import RayPool, Work
 from trocar._extras import need
 from trocar._sync.client import connect
-from trocar.errors import ServerUnavailableError
+from trocar.errors import PermissionDeniedError, ServerUnavailableError
 
 if TYPE_CHECKING:
     from trocar._base.tensors import Array
@@ -142,9 +142,11 @@ def session(address: str) -> Iterator[None]:
     Raises:
         MissingExtraError: Ray is not installed.
         ServerUnavailableError: No cluster answers there.
+        PermissionDeniedError: The cluster wants Ray's own token.
     """
     need("--ray", "ray", "ray")
     import ray
+    from ray.exceptions import AuthenticationError
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     host, _, port = address.rpartition(":")
@@ -152,13 +154,21 @@ def session(address: str) -> Iterator[None]:
         if host and port.isdecimal():  # Ray (2.60) would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError as error:
+        raise PermissionDeniedError(
+            f"the Ray cluster at {address!r} wants its own token: {_first_line(error)}; see RAY_AUTH_MODE "
+            "and RAY_AUTH_TOKEN_PATH in the documentation of Ray"
+        ) from None
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
-        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise ServerUnavailableError(
-            f"no Ray cluster answers at {address!r} ({why}); start one with `ray start --head`, or use "
-            "--ray local"
+            f"no Ray cluster answers at {address!r} ({_first_line(error)}); start one with `ray start "
+            "--head`, or use --ray local"
         ) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

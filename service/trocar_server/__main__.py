@@ -101,12 +101,12 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
             return settings
         # torch is imported here, after the allocator is set.
         with without_dynamo():
-            from trocar_server.models import parse_model_argument
+            from trocar_server.models import parse_model_arguments
         named = {
-            spec.model_id: ModelConfig(
+            model_id: ModelConfig(
                 source=spec.source, architecture=spec.named_architecture, weights=spec.weights
             )
-            for spec in map(parse_model_argument, models)
+            for model_id, spec in parse_model_arguments(models).items()
         }
         return settings.model_copy(update={"models": {**settings.models, **named}})
 

@@ -478,17 +478,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
     server = values.pop("server", {})
     if not isinstance(server, dict):
         raise _wrong(f"'{path.name}': `server` is not a table; write [server]")
+    folder = path.absolute().parent  # a cluster reads them in other folders
     for table in (server, values.get("page")):
         if isinstance(table, dict):
-            _resolve_certificates(table, path.parent)
+            _resolve_certificates(table, folder)
     models = values.get("models")
     for model in models.values() if isinstance(models, dict) else ():
         if isinstance(model, dict):
-            _resolve_files(model, path.parent)
+            _resolve_files(model, folder)
     datasets = values.get("datasets")
     for dataset in datasets.values() if isinstance(datasets, dict) else ():
         if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
-            dataset["path"] = str(path.parent / _at_home(Path(dataset["path"])))
+            dataset["path"] = str(folder / _at_home(Path(dataset["path"])))
     return {**server, **values}
 
 

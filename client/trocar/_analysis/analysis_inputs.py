@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload, runt
 
 from trocar._base.input_kinds import (
     IMAGE_SUFFIXES,
+    exists,
     is_image,
     is_path,
     is_pattern,
@@ -228,7 +229,7 @@ def _files(path: str | os.PathLike[str]) -> list[object]:
     if is_pattern(path):
         return [file for found in matching_paths(path) for file in _files(found)]
     found = Path(path)
-    if not found.exists():
+    if not exists(path):
         raise FileNotFoundError(2, "no such file or folder; for a text write trocar.texts(...)", str(found))
     return list(images_in(found)) if found.is_dir() else [found]
 
@@ -243,7 +244,7 @@ def _expanded(item: object) -> list[object]:
 
 def _is_sentence(value: object) -> bool:
     """Whether a string is a text rather than a path: it has spaces, and there is no such file or folder."""
-    return isinstance(value, str) and " " in value and not names_file(value) and not Path(value).exists()
+    return isinstance(value, str) and " " in value and not names_file(value) and not exists(value)
 
 
 def _rows(values: Any, batch_size: int) -> Samples:

@@ -35,6 +35,7 @@ from trocar._analysis.health_taps import (
 from trocar._analysis.moments import MOMENT_STATISTICS, moments
 from trocar._analysis.ordering import EVERYTHING, in_execution_order
 from trocar._base.concurrency import AsyncItems, AsyncLock, async_compute
+from trocar._request.nested_inputs import copied
 from trocar._request.taps import tap
 from trocar.errors import (
     BadReplyError,
@@ -318,6 +319,7 @@ class _AsyncShared:
         except Exception as error:
             self._error = error
             raise
+        item = copied(item)  # one reader may come after the next item, which may be in the same buffer
         for waiting in self._waiting:
             waiting.append(item)
 

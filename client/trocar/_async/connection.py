@@ -20,12 +20,14 @@ from trocar._transport.call_sockets import AsyncCallSocket
 from trocar._transport.channel import (
     UNIX,
     AsyncChannel,
+    AsyncInterrupts,
     ConnectOptions,
     async_answer,
     async_begun,
     check_timeout,
     new_request_id,
     open_async_channel,
+    retire,
 )
 from trocar._transport.early_status import async_status_kept
 from trocar._transport.exchange import AsyncExchange
@@ -97,8 +99,17 @@ class AsyncConnection:
         self._is_closed = False
         if local is not None:
             stop_with(self, local)
-        self._channel: AsyncChannel = open_async_channel(options)
         self.sent_digests = SentDigests()
+        self._open_channel()
+        self._call_sockets: WeakSet[AsyncCallSocket] = WeakSet()
+        self._members = AsyncMembers(options, AsyncConnection) if options.addresses else None
+        calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
+        self.replicas = AsyncReplicas(self, AsyncConnection) if calls_direct else None
+        self.is_gateway: bool | None = None
+
+    def _open_channel(self) -> None:
+        """Open the channel; make the stubs on it, and what is shared over it."""
+        self._channel: AsyncChannel = open_async_channel(self.options)
         self.model_service = ModelServiceStub(self._channel)
         self.edit_service = EditStoreServiceStub(self._channel)
         self.dataset_service = DatasetServiceStub(self._channel)
@@ -116,14 +127,19 @@ class AsyncConnection:
         self.train = train_one, train_many
         self._extract_stream: AsyncStreamStream = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
         share = SharedMemoryServiceStub(self._channel).ShareMemory
-        opened = partial(AsyncExchange, share, options.metadata(new_request_id()))
-        self.sharing = AsyncSharing(opened if options.shares_memory else None)
+        opened = partial(AsyncExchange, share, self.options.metadata(new_request_id()))
+        self.sharing = AsyncSharing(opened if self.options.shares_memory else None)
         self._prepare = PreparedCallServiceStub(self._channel).PrepareCalls
-        self._call_sockets: WeakSet[AsyncCallSocket] = WeakSet()
-        self._members = AsyncMembers(options, AsyncConnection) if options.addresses else None
-        calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
-        self.replicas = AsyncReplicas(self, AsyncConnection) if calls_direct else None
-        self.is_gateway: bool | None = None
+
+    def reopen(self) -> None:
+        """Go on with another channel after an interrupted call, see Note: [Interrupted call]."""
+        if not self._is_closed:
+            channel, sharing = self._channel, self.sharing
+            self._open_channel()
+            sharing.reset()
+            retire(channel, self.options.timeout_s)
+            if self.replicas is not None:
+                self.replicas.reopen()
 
     @property
     def transport(self) -> Literal["shared_memory", "chunks"]:
@@ -150,7 +166,13 @@ class AsyncConnection:
         Raises:
             NotPreparedError: It is not.
         """
-        calls = await AsyncCallSocket.open(self._prepare, request, self.options.metadata(new_request_id()))
+        try:
+            calls = await AsyncCallSocket.open(
+                self._prepare, request, self.options.metadata(new_request_id())
+            )
+        except AsyncInterrupts:
+            self.reopen()
+            raise
         self._call_sockets.add(calls)
         return calls
 
@@ -207,6 +229,9 @@ class AsyncConnection:
             )
         except grpc.RpcError as error:
             raise self.converted(error, request_id) from error
+        except AsyncInterrupts:
+            self.reopen()
+            raise
         return reply.value == _SERVING
 
     async def server_id(self) -> str:
@@ -391,6 +416,9 @@ class AsyncConnection:
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
                     raise problem from error
+            except AsyncInterrupts:
+                self.reopen()
+                raise
             await async_pause(pause_s)
             left_s = attempts.remaining_s
 

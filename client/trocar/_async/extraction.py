@@ -16,7 +16,7 @@ from trocar._async.stream import AsyncExtractStream
 from trocar._base.concurrency import async_compute, async_pause
 from trocar._request.execution import Execution
 from trocar._request.surgery import make_surgery
-from trocar._transport.channel import new_request_id
+from trocar._transport.channel import AsyncInterrupts, new_request_id
 from trocar._transport.segments import REPLY_SHARED_FROM_BYTES
 from trocar._wire import from_wire
 from trocar._wire.digests import digests_of
@@ -191,8 +191,10 @@ class AsyncExtraction:
         connection, request_id, is_sharing = self._connection, new_request_id(), True
         left_s = limit_s = connection.timeout(timeout_s)
         while True:
-            borrowed = await connection.sharing.borrow(request, reply) if is_sharing else NOTHING
+            borrowed = NOTHING
             try:
+                if is_sharing:
+                    borrowed = await connection.sharing.borrow(request, reply)
                 await self._feed(borrowed.call or request, reply, request_id, left_s)
             except grpc.RpcError as error:
                 borrowed.end(None)
@@ -205,8 +207,10 @@ class AsyncExtraction:
                     await async_pause(pause_s)
                 else:
                     raise problem from error
-            except BaseException:
+            except BaseException as error:
                 borrowed.end(None)
+                if isinstance(error, AsyncInterrupts):
+                    connection.reopen()
                 raise
             else:
                 if borrowed is not NOTHING or sum(reply.byte_counts) >= REPLY_SHARED_FROM_BYTES:
@@ -263,7 +267,11 @@ class AsyncExtraction:
         """
         numpy_dtype = np.empty(0, dtype).dtype
         byte_count = math.prod(shape) * numpy_dtype.itemsize
-        found = await self._connection.sharing.array(byte_count) if byte_count > 0 else None
+        try:
+            found = await self._connection.sharing.array(byte_count) if byte_count > 0 else None
+        except AsyncInterrupts:
+            self._connection.reopen()
+            raise
         return np.empty(shape, numpy_dtype) if found is None else found.view(numpy_dtype).reshape(shape)
 
     async def plan(  # noqa: PLR0913 - options of one call, by keyword
@@ -361,8 +369,8 @@ class AsyncExtraction:
             priority: As in `extract`.
             running_statistics: Whether to compute statistics over "all" and over "channel" for the whole
                 stream instead of each batch; they are in `stream.statistics` after the last result.
-            checkpoint: The `result.checkpoint` of an earlier stream with the same taps: its statistics resume
-                there. Send the batches after that result.
+            checkpoint: The `result.checkpoint` of an earlier stream with the same model, taps, edits and
+                objective: its statistics resume there. Send the batches after that result.
             checkpoint_interval: With running statistics: the number of batches between two checkpoints, 1 to
                 1024. The client keeps this many batches, to send them again after a broken connection.
             first_batch: The index of the first batch, for a stream that continues an earlier one.

@@ -155,6 +155,11 @@ class AsyncReplicas:
         pair = random.sample(found, min(2, len(found)))
         return AsyncRoute(min(pair, key=AsyncDirect.cost), listing) if pair else None
 
+    def reopen(self) -> None:
+        """Go on with another channel to each replica after an interrupted call."""
+        for direct in list(self._known.values()):
+            direct.connection.reopen()
+
     async def close(self) -> None:
         """Close every connection."""
         known, self._known = self._known, {}
@@ -268,6 +273,10 @@ class AsyncRoutedStreams:
     def falls_back(self, error: grpc.RpcError, problem: Exception) -> bool:
         """Whether a failed stream is to be opened again through the gateway."""
         return self._route is not None and self._route.falls_back(error, problem)
+
+    def reopen(self) -> None:
+        """Go on with another channel after an interrupted stream."""
+        self._connection.reopen()
 
     def end(self) -> None:
         """The stream has ended."""

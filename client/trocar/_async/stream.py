@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._base.concurrency import AsyncCondition, AsyncItems, AsyncLock, async_pause
+from trocar._transport.channel import AsyncInterrupts
 from trocar._wire.stream_messages import StreamAssembler, batch_call, start_call, unsendable
 from trocar.errors import BadReplyError
 
@@ -66,7 +67,11 @@ class AsyncExtractStream:
         return self
 
     async def __anext__(self) -> BatchResult:
-        return await anext(self._results)
+        try:
+            return await anext(self._results)
+        except AsyncInterrupts:
+            self._calls.reopen()
+            raise
 
     async def close(self) -> None:
         """End the stream; batches in flight are dropped."""

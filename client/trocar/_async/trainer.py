@@ -27,7 +27,7 @@ from trocar._result.trainer_types import (
     step_result,
     trainer_info,
 )
-from trocar._transport.channel import new_request_id
+from trocar._transport.channel import AsyncInterrupts, new_request_id
 from trocar._transport.downloads import Download
 from trocar._wire.trainer_requests import Batches
 from trocar.errors import BadReplyError, TrocarError
@@ -272,7 +272,8 @@ class AsyncTrainerCalls:
             metadata = self._connection.options.metadata(request_id)
             requests = adapter_requests(self.trainer_id, data, own_id)
             service = self._connection.trainer_service
-            return await service.LoadAdapter(requests, timeout=left_s, metadata=metadata)
+            load = service.LoadAdapter
+            return await self._connection.begin(load, requests, timeout=left_s, metadata=metadata)
 
         reply = await self._connection.repeated(attempt, timeout_s, resumes=True)
         return checkpoint(reply.checkpoint)
@@ -297,6 +298,9 @@ class AsyncTrainerCalls:
                     if pause_s is None:
                         raise problem from error
                     await async_pause(pause_s)
+                except AsyncInterrupts:
+                    connection.reopen()
+                    raise
         return download.adapter_config
 
     async def parameter_gradients(self, *, timeout_s: float | None = None) -> dict[str, Array]:
@@ -309,7 +313,7 @@ class AsyncTrainerCalls:
         pieces: list[bytes] = []
         request_id = new_request_id()
         try:
-            async for message in self._exported(request, timeout_s):
+            async for message in self._exported(request, timeout_s, request_id):
                 pieces.append(message.data)
         except grpc.RpcError as error:
             raise self._connection.converted(error, request_id) from error

@@ -23,6 +23,14 @@ def is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(value, (str, os.PathLike))
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is such a file or folder; False for what can be no name, such as a long text."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, or with a zero
+        return False
+
+
 def is_url(value: object) -> bool:
     """Whether a value is the address of something on the network."""
     return isinstance(value, str) and bool(_URL.match(value))
@@ -32,7 +40,7 @@ def is_pattern(value: object) -> bool:
     """Whether a value is a pattern of paths, such as `photos/*.jpg`, rather than the path of a file."""
     if not is_path(value) or is_url(value):
         return False
-    return any(sign in os.fspath(value) for sign in "*?[") and not Path(value).exists()
+    return any(sign in os.fspath(value) for sign in "*?[") and not exists(value)
 
 
 def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:

@@ -26,7 +26,9 @@ def rgb_image(image: Any) -> Any:
     mode = str(getattr(image, "mode", ""))
     if mode.startswith("I;16") or mode in ("I", "F"):
         image = _scaled(image, mode)
-    getattr(image, "info", {}).pop("transparency", None)  # convert() would warn about it and drop it
+    if "transparency" in getattr(image, "info", {}):
+        image = image.copy()  # the caller's keeps it
+        del image.info["transparency"]  # convert() would warn about it and drop it
     converted = image.convert("RGB")
     return converted if turn is None else converted.transpose(turn)
 

@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from trocar._base.input_kinds import exists
 from trocar._request.texts import Audio, Texts, is_texts, texts
 from trocar._sources.content import content_digest
 from trocar._sources.sample import Sample, Source
@@ -40,14 +40,7 @@ def memory_source(given: object) -> Source | None:
 
 def _has_sources(given: list[Any]) -> bool:
     """Whether a list names sources: folders, and names of datasets, which look like no file."""
-    return any(isinstance(one, str) and (one.startswith(("torch:", "hf:")) or _exists(one)) for one in given)
-
-
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):  # too long for a name, or with a zero
-        return False
+    return any(isinstance(one, str) and (one.startswith(("torch:", "hf:")) or exists(one)) for one in given)
 
 
 def _source(

@@ -8,6 +8,7 @@ without passing through Ray. Only feature maps do, as many as `CHUNKS_AHEAD` chu
 """
 
 import os
+import socket
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import suppress
@@ -88,17 +89,25 @@ class Reader:
             os.chdir(work.folder)
         options = work.options
         self._work = work
-        self._source = memory_source(work.given) or open_source(
-            work.given, decode=options.decode, sample_rank=work.sample_rank, column=options.column
-        )
+        self._problem: SourceError | None = None
+        try:  # an actor whose constructor fails tells of nothing but its death
+            self._source = memory_source(work.given) or open_source(
+                work.given, decode=options.decode, sample_rank=work.sample_rank, column=options.column
+            )
+        except TrocarError as error:
+            node = socket.gethostname()
+            self._problem = SourceError(f"the source cannot be read on node {node!r}: {error}")
+        else:
+            if self._source.description != description:
+                other = "the source has other content on another node; use shared storage"
+                self._problem = SourceError(other)
         self._decoder = client_decoder(work.max_pixels) if options.decode == "client" else keep_encoded
         self._client = Client(work.connection)
-        self._is_same = self._source.description == description
 
     def chunk(self, start: int, count: int) -> Chunk:
         """Extract samples; a failed call is part of the result, behind what came before it."""
-        if not self._is_same:
-            return Chunk([], SourceError("the source has other content on another node; use shared storage"))
+        if self._problem is not None:
+            return Chunk([], self._problem)
         work, found = self._work, list[Outcome]()
         numbered = islice(enumerate(self._source.samples(start), start), count)
         try:

@@ -37,6 +37,17 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
+def copied(value: Any) -> Any:
+    """Return inputs with arrays of their own, for a reader that comes later than the next use of a buffer."""
+    if isinstance(value, (Mapping, TensorList)):
+        return mapped(value, copied)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+    if hasattr(value, "detach"):  # a torch tensor, which this package does not import
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def shape_of(value: Any) -> object:
     """Return what two structures have in common whose arrays can be stacked."""
     if isinstance(value, Mapping):

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trocar._base.tensors import Array, as_numpy, flat_bytes, is_array
+from trocar._base.input_kinds import exists
+from trocar._base.tensors import Array, flat_bytes, float_array, is_array
 from trocar._request.chats import NOT_SENT, chat_entry, refuse_missing_images
 from trocar.errors import EmptyBatchError
 from trocar_api.v1 import extraction_pb2 as pb
@@ -271,7 +272,7 @@ def names_file(text: str) -> bool:
     """Whether a string is taken for the name of a file: it looks like one, or there is such a file."""
     if _FILE_NAME.fullmatch(text):
         return True
-    return 0 < len(text) <= _MAX_NAME and "\n" not in text and "\0" not in text and Path(text).is_file()
+    return 0 < len(text) <= _MAX_NAME and "\n" not in text and exists(text) and Path(text).is_file()
 
 
 def is_sound_file(value: object) -> bool:
@@ -299,8 +300,8 @@ def text_entry(sample: object) -> pb.TextEntry:
     if _is_pair(sample):
         first, second = sample
         return pb.TextEntry(pair=pb.TextPair(first=first, second=second))
-    if is_array(sample) and as_numpy(sample).dtype.kind in "iu":
-        sample = as_numpy(sample).tolist()
+    if is_array(sample) and float_array(sample).dtype.kind in "iu":
+        sample = float_array(sample).tolist()
     if _is_ids(sample):
         return pb.TextEntry(token_ids=pb.TokenIds(ids=list(map(int, sample))))
     if _is_words(sample):
@@ -312,9 +313,9 @@ def text_entry(sample: object) -> pb.TextEntry:
 
 
 def _clip(clip: Any, rate: int) -> tuple[pb.AudioClip, memoryview]:
-    if not is_array(clip) or as_numpy(clip).dtype.kind != "f":
+    if not is_array(clip) or float_array(clip).dtype.kind != "f":
         raise TypeError("a clip is an array of floating-point samples, one channel")
-    values: Array = np.ascontiguousarray(as_numpy(clip), np.dtype("<f4"))
+    values: Array = np.ascontiguousarray(float_array(clip), np.dtype("<f4"))
     if values.ndim != 1:
         raise ValueError(f"a clip has shape {values.shape}; it has one dimension, one channel")
     payload = flat_bytes(values).data

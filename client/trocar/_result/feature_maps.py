@@ -193,9 +193,15 @@ class FeatureMaps(Mapping[str, Array]):
 
         Raises:
             KeyError: As for `maps[name]`.
-            ValueError: As for `samples`; no token, or no chosen one, holds one of these characters.
+            ValueError: As for `samples`; no token, or no chosen one, holds one of these characters, or the
+                tokenizer does not tell which characters its tokens hold.
         """
         found, values = self.tokens.samples[sample], self[name]
+        if not found.spans:
+            raise ValueError(
+                "the tokenizer of this model does not tell which characters its tokens hold; choose rows of "
+                "maps.samples(name) by maps.tokens.samples[sample].tokens"
+            )
         places = [
             place
             for place, (begin, end) in enumerate(found.spans)

@@ -67,11 +67,15 @@ class Evaluation:
     """Samples in the batch."""
     correct_count: int | None
     """Right predictions, where the loss is cross-entropy with class indices."""
+    label_count: int | None = None
+    """The labels that they were compared with: one for each sample, or pixel, without ignored ones."""
 
     @property
     def accuracy(self) -> float | None:
-        """Fraction of correct predictions, 0 to 1."""
-        return None if self.correct_count is None else self.correct_count / self.sample_count
+        """Fraction of correct predictions, 0 to 1; None where no label counts."""
+        # A server of an older version sends no number of labels.
+        count = self.sample_count if self.label_count is None else self.label_count
+        return None if self.correct_count is None or not count else self.correct_count / count
 
     def _repr_html_(self) -> str:
         """Show the facts in a notebook."""
@@ -256,7 +260,8 @@ def step_result(message: pb.StepResult) -> StepResult:
 def evaluation(message: pb.StepResult) -> Evaluation:
     """Convert the result of an evaluation."""
     correct = message.correct_count if message.HasField("correct_count") else None
-    return Evaluation(message.loss, dict(message.terms), message.sample_count, correct)
+    labels = message.label_count if message.HasField("label_count") else None
+    return Evaluation(message.loss, dict(message.terms), message.sample_count, correct, labels)
 
 
 def checkpoint(message: pb.Checkpoint) -> Checkpoint:

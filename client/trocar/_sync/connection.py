@@ -21,11 +21,13 @@ from trocar._transport.channel import (
     UNIX,
     Channel,
     ConnectOptions,
+    Interrupts,
     answer,
     begun,
     check_timeout,
     new_request_id,
     open_channel,
+    retire,
 )
 from trocar._transport.early_status import status_kept
 from trocar._transport.exchange import Exchange
@@ -97,8 +99,17 @@ class Connection:
         self._is_closed = False
         if local is not None:
             stop_with(self, local)
-        self._channel: Channel = open_channel(options)
         self.sent_digests = SentDigests()
+        self._open_channel()
+        self._call_sockets: WeakSet[CallSocket] = WeakSet()
+        self._members = Members(options, Connection) if options.addresses else None
+        calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
+        self.replicas = Replicas(self, Connection) if calls_direct else None
+        self.is_gateway: bool | None = None
+
+    def _open_channel(self) -> None:
+        """Open the channel; make the stubs on it, and what is shared over it."""
+        self._channel: Channel = open_channel(self.options)
         self.model_service = ModelServiceStub(self._channel)
         self.edit_service = EditStoreServiceStub(self._channel)
         self.dataset_service = DatasetServiceStub(self._channel)
@@ -116,14 +127,19 @@ class Connection:
         self.train = train_one, train_many
         self._extract_stream: StreamStream = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
         share = SharedMemoryServiceStub(self._channel).ShareMemory
-        opened = partial(Exchange, share, options.metadata(new_request_id()))
-        self.sharing = Sharing(opened if options.shares_memory else None)
+        opened = partial(Exchange, share, self.options.metadata(new_request_id()))
+        self.sharing = Sharing(opened if self.options.shares_memory else None)
         self._prepare = PreparedCallServiceStub(self._channel).PrepareCalls
-        self._call_sockets: WeakSet[CallSocket] = WeakSet()
-        self._members = Members(options, Connection) if options.addresses else None
-        calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
-        self.replicas = Replicas(self, Connection) if calls_direct else None
-        self.is_gateway: bool | None = None
+
+    def reopen(self) -> None:
+        """Go on with another channel after an interrupted call, see Note: [Interrupted call]."""
+        if not self._is_closed:
+            channel, sharing = self._channel, self.sharing
+            self._open_channel()
+            sharing.reset()
+            retire(channel, self.options.timeout_s)
+            if self.replicas is not None:
+                self.replicas.reopen()
 
     @property
     def transport(self) -> Literal["shared_memory", "chunks"]:
@@ -150,7 +166,11 @@ class Connection:
         Raises:
             NotPreparedError: It is not.
         """
-        calls = CallSocket.open(self._prepare, request, self.options.metadata(new_request_id()))
+        try:
+            calls = CallSocket.open(self._prepare, request, self.options.metadata(new_request_id()))
+        except Interrupts:
+            self.reopen()
+            raise
         self._call_sockets.add(calls)
         return calls
 
@@ -205,6 +225,9 @@ class Connection:
             reply: Int32Value = self.begin(check, request, timeout=self.timeout(timeout_s), metadata=metadata)
         except grpc.RpcError as error:
             raise self.converted(error, request_id) from error
+        except Interrupts:
+            self.reopen()
+            raise
         return reply.value == _SERVING
 
     def server_id(self) -> str:
@@ -389,6 +412,9 @@ class Connection:
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
                     raise problem from error
+            except Interrupts:
+                self.reopen()
+                raise
             pause(pause_s)
             left_s = attempts.remaining_s
 

@@ -16,7 +16,7 @@ from trocar._request.execution import Execution
 from trocar._request.surgery import make_surgery
 from trocar._sync.replicas import RoutedStreams
 from trocar._sync.stream import ExtractStream
-from trocar._transport.channel import new_request_id
+from trocar._transport.channel import Interrupts, new_request_id
 from trocar._transport.segments import REPLY_SHARED_FROM_BYTES
 from trocar._wire import from_wire
 from trocar._wire.digests import digests_of
@@ -189,8 +189,10 @@ class Extraction:
         connection, request_id, is_sharing = self._connection, new_request_id(), True
         left_s = limit_s = connection.timeout(timeout_s)
         while True:
-            borrowed = connection.sharing.borrow(request, reply) if is_sharing else NOTHING
+            borrowed = NOTHING
             try:
+                if is_sharing:
+                    borrowed = connection.sharing.borrow(request, reply)
                 self._feed(borrowed.call or request, reply, request_id, left_s)
             except grpc.RpcError as error:
                 borrowed.end(None)
@@ -203,8 +205,10 @@ class Extraction:
                     pause(pause_s)
                 else:
                     raise problem from error
-            except BaseException:
+            except BaseException as error:
                 borrowed.end(None)
+                if isinstance(error, Interrupts):
+                    connection.reopen()
                 raise
             else:
                 if borrowed is not NOTHING or sum(reply.byte_counts) >= REPLY_SHARED_FROM_BYTES:
@@ -259,7 +263,11 @@ class Extraction:
         """
         numpy_dtype = np.empty(0, dtype).dtype
         byte_count = math.prod(shape) * numpy_dtype.itemsize
-        found = self._connection.sharing.array(byte_count) if byte_count > 0 else None
+        try:
+            found = self._connection.sharing.array(byte_count) if byte_count > 0 else None
+        except Interrupts:
+            self._connection.reopen()
+            raise
         return np.empty(shape, numpy_dtype) if found is None else found.view(numpy_dtype).reshape(shape)
 
     def plan(  # noqa: PLR0913 - options of one call, by keyword
@@ -357,8 +365,8 @@ class Extraction:
             priority: As in `extract`.
             running_statistics: Whether to compute statistics over "all" and over "channel" for the whole
                 stream instead of each batch; they are in `stream.statistics` after the last result.
-            checkpoint: The `result.checkpoint` of an earlier stream with the same taps: its statistics resume
-                there. Send the batches after that result.
+            checkpoint: The `result.checkpoint` of an earlier stream with the same model, taps, edits and
+                objective: its statistics resume there. Send the batches after that result.
             checkpoint_interval: With running statistics: the number of batches between two checkpoints, 1 to
                 1024. The client keeps this many batches, to send them again after a broken connection.
             first_batch: The index of the first batch, for a stream that continues an earlier one.

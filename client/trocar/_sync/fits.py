@@ -15,7 +15,7 @@ from trocar._result.history import LAST_KINDS, History, failure, fit_event
 from trocar._sync.datasets import Datasets
 from trocar._sync.trainer import TrainerCalls
 from trocar._transport.attempts import FIRST_PAUSE_S
-from trocar._transport.channel import new_request_id
+from trocar._transport.channel import Interrupts, new_request_id
 from trocar._wire.trainer_requests import FitCall, StartFitCall
 from trocar.errors import FitInvalidError, ServerUnavailableError
 from trocar_api.v1 import fit_pb2 as pb
@@ -153,9 +153,10 @@ class Trainer(TrainerCalls):
             request_id = new_request_id()
             request = pb.WatchFitRequest(trainer_id=self.trainer_id, event_number=wanted)
             metadata = connection.options.metadata(request_id)
-            call = connection.fit_service.WatchFit(request, timeout=_WATCH_TIMEOUT_S, metadata=metadata)
-            pause_s = FIRST_PAUSE_S
+            pause_s, call = FIRST_PAUSE_S, None
             try:
+                watch = connection.fit_service.WatchFit
+                call = connection.begin(watch, request, timeout=_WATCH_TIMEOUT_S, metadata=metadata)
                 for message in call:
                     attempts.progress()
                     event = fit_event(message.event)
@@ -170,8 +171,12 @@ class Trainer(TrainerCalls):
                     if after_s is None:
                         raise problem from error
                     pause_s = after_s
+            except Interrupts:
+                connection.reopen()
+                raise
             finally:
-                call.cancel()
+                if call is not None:
+                    call.cancel()
             pause(pause_s)
 
     def pause(self) -> str:

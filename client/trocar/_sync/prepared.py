@@ -280,15 +280,16 @@ class PreparedExtraction:
             if self._calls is not calls:  # opened meanwhile
                 return self._calls
             try:
-                self._calls = self._connection.prepare_calls(self._request())
+                calls = self._connection.prepare_calls(self._request())
             except NotPreparedError:
                 self._again_at = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
                 return None
-            for slot in range(self._calls.memory.slot_count):
-                copy_payloads(self._others, self._calls.memory.payloads[slot][self._input_bytes :])
-            self._pause_s = _FIRST_PAUSE_S
-            return self._calls
+            for slot in range(calls.memory.slot_count):
+                copy_payloads(self._others, calls.memory.payloads[slot][self._input_bytes :])
+            # Only now, as other threads take slots without the lock.
+            self._calls, self._pause_s = calls, _FIRST_PAUSE_S
+            return calls
 
     def _request(self) -> PrepareCallsRequest:
         """Return the request for as many slots as fit.

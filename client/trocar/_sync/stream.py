@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._base.concurrency import Condition, Items, Lock, pause
+from trocar._transport.channel import Interrupts
 from trocar._wire.stream_messages import StreamAssembler, batch_call, start_call, unsendable
 from trocar.errors import BadReplyError
 
@@ -66,7 +67,11 @@ class ExtractStream:
         return self
 
     def __next__(self) -> BatchResult:
-        return next(self._results)
+        try:
+            return next(self._results)
+        except Interrupts:
+            self._calls.reopen()
+            raise
 
     def close(self) -> None:
         """End the stream; batches in flight are dropped."""

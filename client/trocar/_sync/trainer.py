@@ -27,7 +27,7 @@ from trocar._result.trainer_types import (
 from trocar._sync.connection import Connection
 from trocar._sync.extraction import Extraction
 from trocar._sync.gradients import Gradients
-from trocar._transport.channel import new_request_id
+from trocar._transport.channel import Interrupts, new_request_id
 from trocar._transport.downloads import Download
 from trocar._wire.trainer_requests import Batches
 from trocar.errors import BadReplyError, TrocarError
@@ -260,7 +260,8 @@ class TrainerCalls:
             metadata = self._connection.options.metadata(request_id)
             requests = adapter_requests(self.trainer_id, data, own_id)
             service = self._connection.trainer_service
-            return service.LoadAdapter(requests, timeout=left_s, metadata=metadata)
+            load = service.LoadAdapter
+            return self._connection.begin(load, requests, timeout=left_s, metadata=metadata)
 
         reply = self._connection.repeated(attempt, timeout_s, resumes=True)
         return checkpoint(reply.checkpoint)
@@ -285,6 +286,9 @@ class TrainerCalls:
                     if pause_s is None:
                         raise problem from error
                     pause(pause_s)
+                except Interrupts:
+                    connection.reopen()
+                    raise
         return download.adapter_config
 
     def parameter_gradients(self, *, timeout_s: float | None = None) -> dict[str, Array]:
@@ -297,7 +301,7 @@ class TrainerCalls:
         pieces: list[bytes] = []
         request_id = new_request_id()
         try:
-            for message in self._exported(request, timeout_s):
+            for message in self._exported(request, timeout_s, request_id):
                 pieces.append(message.data)
         except grpc.RpcError as error:
             raise self._connection.converted(error, request_id) from error

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import grpc
+import grpc.aio
 import numpy as np
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2  # ships no types
@@ -160,7 +161,7 @@ def _mapped(prepared: pb.PreparedCalls, descriptors: list[int]) -> SlotMemory:
 def _begun(method: Any, request: pb.PrepareCallsRequest, metadata: tuple[tuple[str, str], ...]) -> Any:
     try:
         return method(request, metadata=metadata)
-    except ValueError as error:  # gRPC's own for a closed channel
+    except (ValueError, grpc.aio.UsageError) as error:  # gRPC's own for a closed channel
         raise NotPreparedError from error
 
 
@@ -294,10 +295,10 @@ class AsyncCallSocket(_Slots):
             async with asyncio.timeout(timeout_s):
                 return self._read(await answered)
         except TimeoutError:
-            self._give_up(slot)
+            self._leave(slot, answered)
             raise _late() from None
         except asyncio.CancelledError:
-            self._give_up(slot)
+            self._leave(slot, answered)
             raise
         finally:
             self._waiting.pop(slot, None)
@@ -305,6 +306,13 @@ class AsyncCallSocket(_Slots):
     def close(self) -> None:
         """End the connection; calls that wait end with it."""
         self._break()
+
+    def _leave(self, slot: int, answered: asyncio.Future[Answer]) -> None:
+        """Give a call up, unless it was answered at the same moment."""
+        if answered.done() and not answered.cancelled() and answered.exception() is None:
+            self.give_back(slot)
+        else:
+            self._give_up(slot)
 
     def _deliver(self) -> None:
         while (answer := self._received()) is not None:
@@ -383,7 +391,10 @@ class CallSocket(_Slots):
             except NotPreparedError:
                 raise
             except BaseException:
-                self._give_up(slot)
+                if self._answers.pop(slot, None) is None:
+                    self._give_up(slot)
+                else:  # it was answered at the same moment
+                    self.give_back(slot)
                 raise
         return self._read(answer)
 

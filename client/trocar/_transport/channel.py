@@ -5,7 +5,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,9 @@ from grpc.experimental import ChannelOptions
 from trocar._transport.targets import addresses_of, certificate_host, listed_target
 from trocar_api.versions import VERSION_KEY
 
+AsyncInterrupts: tuple[type[BaseException], ...] = ()
+Interrupts: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
+"""What signals raise inside of a call, see Note: [Interrupted call]; asyncio cancels its task instead."""
 AsyncChannel: TypeAlias = grpc.aio.Channel
 Channel: TypeAlias = grpc.Channel
 
@@ -213,6 +218,28 @@ def open_channel(options: ConnectOptions) -> Channel:
     if options.tls:
         return grpc.secure_channel(target, _credentials(options.tls), chosen, _compression(options))
     return grpc.insecure_channel(target, chosen, _compression(options))
+
+
+# Note: [Interrupted call]
+# grpcio 1.81 holds its locks by `threading.Condition`, whose `__enter__` and `__exit__` are Python: Ctrl-C
+# between them and the `with` leaves a lock held for ever, by the thread that was interrupted. That thread may
+# take it again, but gRPC's own threads wait for it, and with them every stream. Nothing tells whether it is
+# so: after an interrupted call the client uses another channel, which shares the connection of the old one.
+
+
+def retire(channel: Any, after_s: float) -> None:
+    """Close a channel some seconds later, when the calls of other threads on it have ended."""
+
+    def close() -> None:
+        time.sleep(after_s)
+        channel.close()
+
+    aside(close)
+
+
+def aside(end: Callable[[], object]) -> None:
+    """Call a function that ends a call or a channel, in a thread that may wait for its locks for ever."""
+    threading.Thread(target=end, name="trocar-grpc-end", daemon=True).start()
 
 
 def _grpc_target(options: ConnectOptions) -> str:

@@ -5,13 +5,13 @@ the server's own status has arrived (https://github.com/grpc/grpc/issues/36066, 
 callbacks of a call run once for each status, so that the first one can be kept.
 """
 
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
 
 import grpc
 import grpc.aio
 
-Call = TypeVar("Call")
+from trocar._transport.channel import aside
 
 _REPLACEMENT = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
@@ -52,14 +52,43 @@ class AsyncStatusKept:
             self._sent = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, details, debug_text)
 
 
+class StreamedCall:
+    """The messages of a call that takes a stream of requests; ending it waits for no thread of gRPC.
+
+    Args:
+        call: Of gRPC, just begun.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call, self._has_ended = call, False
+
+    def cancel(self) -> bool:
+        """End the call; without effect once it has ended."""
+        if not self._has_ended:
+            aside(self._call.cancel)  # or this waits for the thread that sends: Note: [Interrupted call]
+        return not self._has_ended
+
+    def trailing_metadata(self) -> Any:
+        """Return the metadata that came with the status."""
+        return self._call.trailing_metadata()
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._call
+        except grpc.RpcError:
+            self._has_ended = True
+            raise
+        self._has_ended = True
+
+
 def async_status_kept(call: Any) -> AsyncStatusKept:
     """Return a call that fails with the status that the server sent."""
     return AsyncStatusKept(call)
 
 
-def status_kept(call: Call) -> Call:
-    """Return a call as it is: outside asyncio gRPC keeps the server's status itself."""
-    return call
+def status_kept(call: Any) -> StreamedCall:
+    """Return a call that can be ended at any time: outside asyncio gRPC keeps the server's status itself."""
+    return StreamedCall(call)
 
 
 def _known(value: Coroutine[Any, Any, Any]) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 from weakref import finalize
 
 import grpc
+import grpc.aio
 
+from trocar._transport.channel import aside
 from trocar_api.v1.shared_memory_pb2 import ShareMemoryRequest, ShareMemoryResponse
 
 ANSWER_WITHIN_S = 10.0
@@ -24,10 +26,16 @@ class AsyncExchange:
     Args:
         method: `ShareMemory` of a channel.
         metadata: Metadata of the call.
+
+    Raises:
+        ExchangeEndedError: The channel is closed.
     """
 
     def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...]) -> None:
-        self._call = method(metadata=metadata)
+        try:
+            self._call = method(metadata=metadata)
+        except grpc.aio.UsageError as error:
+            raise ExchangeEndedError from error
         finalize(self, self._call.cancel).atexit = False
 
     @property
@@ -98,4 +106,4 @@ class Exchange:
 
 def _end(call: Any, requests: "SimpleQueue[ShareMemoryRequest | None]") -> None:
     requests.put(None)  # or gRPC's thread would wait for the next one for ever
-    call.cancel()
+    aside(call.cancel)

@@ -213,9 +213,9 @@ class QueueStatus(_message.Message):
     replica_count: _builtins.int
     """Number of its replicas."""
     leased_count: _builtins.int
-    """Replicas that run a pass."""
+    """Replicas that run a pass. A group of calls on a compiled pass counts as one."""
     waiting_count: _builtins.int
-    """Calls that wait for a replica; at most `ServerLimits.max_queue`."""
+    """Calls that wait for a replica or a compiled pass; at most `ServerLimits.max_queue` for each of these."""
     pending_s: _builtins.float
     """Estimated seconds of computing that running and waiting calls still need, of all replicas together. Estimates are
     learnt from finished passes.

@@ -1206,6 +1206,7 @@ class StepResult(_message.Message):
     WRITTEN_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     CORRECT_COUNT_FIELD_NUMBER: _builtins.int
+    LABEL_COUNT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The call's number; unset for an evaluation."""
     loss: _builtins.float
@@ -1226,6 +1227,8 @@ class StepResult(_message.Message):
     """Bytes written to disk."""
     correct_count: _builtins.int
     """Of an evaluation: correct predictions, where the loss is cross-entropy with class indices."""
+    label_count: _builtins.int
+    """The labels that these were compared with: one for each sample, or pixel, without those equal to `ignore_index`."""
     @_builtins.property
     def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Its terms by name, unweighted."""
@@ -1259,21 +1262,26 @@ class StepResult(_message.Message):
         written_byte_count: _builtins.int = ...,
         timing: _extraction_pb2.ServerTiming | None = ...,
         correct_count: _builtins.int | None = ...,
+        label_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_correct_count", b"_correct_count", "_gradient_norm", b"_gradient_norm", "_number", b"_number", "correct_count", b"correct_count", "gradient_norm", b"gradient_norm", "number", b"number", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_correct_count", b"_correct_count", "_gradient_norm", b"_gradient_norm", "_label_count", b"_label_count", "_number", b"_number", "correct_count", b"correct_count", "gradient_norm", b"gradient_norm", "label_count", b"label_count", "number", b"number", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_correct_count", b"_correct_count", "_gradient_norm", b"_gradient_norm", "_number", b"_number", "changed_counts", b"changed_counts", "correct_count", b"correct_count", "gradient_norm", b"gradient_norm", "is_skipped", b"is_skipped", "is_update", b"is_update", "learning_rates", b"learning_rates", "loss", b"loss", "number", b"number", "sample_count", b"sample_count", "saved_byte_count", b"saved_byte_count", "terms", b"terms", "timing", b"timing", "update_count", b"update_count", "written_byte_count", b"written_byte_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_correct_count", b"_correct_count", "_gradient_norm", b"_gradient_norm", "_label_count", b"_label_count", "_number", b"_number", "changed_counts", b"changed_counts", "correct_count", b"correct_count", "gradient_norm", b"gradient_norm", "is_skipped", b"is_skipped", "is_update", b"is_update", "label_count", b"label_count", "learning_rates", b"learning_rates", "loss", b"loss", "number", b"number", "sample_count", b"sample_count", "saved_byte_count", b"saved_byte_count", "terms", b"terms", "timing", b"timing", "update_count", b"update_count", "written_byte_count", b"written_byte_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__correct_count: _TypeAlias = _typing.Literal["correct_count"]  # noqa: Y015
     _WhichOneofArgType__correct_count: _TypeAlias = _typing.Literal["_correct_count", b"_correct_count"]  # noqa: Y015
     _WhichOneofReturnType__gradient_norm: _TypeAlias = _typing.Literal["gradient_norm"]  # noqa: Y015
     _WhichOneofArgType__gradient_norm: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm"]  # noqa: Y015
+    _WhichOneofReturnType__label_count: _TypeAlias = _typing.Literal["label_count"]  # noqa: Y015
+    _WhichOneofArgType__label_count: _TypeAlias = _typing.Literal["_label_count", b"_label_count"]  # noqa: Y015
     _WhichOneofReturnType__number: _TypeAlias = _typing.Literal["number"]  # noqa: Y015
     _WhichOneofArgType__number: _TypeAlias = _typing.Literal["_number", b"_number"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__correct_count) -> _WhichOneofReturnType__correct_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient_norm) -> _WhichOneofReturnType__gradient_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__label_count) -> _WhichOneofReturnType__label_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__number) -> _WhichOneofReturnType__number | None: ...
 

@@ -118,5 +118,5 @@ def is_local(host: str) -> bool:
     if host == "localhost" or socket_path(host):
         return True
     with suppress(ValueError):
-        return ip_address(host).is_loopback
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     return False

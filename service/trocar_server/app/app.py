@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -205,16 +206,16 @@ async def start(  # noqa: PLR0913, PLR0915 - everything that starts, in order
             await page.start(log)
         await _load_models(config, engine, log)
         _log_numerics(config, owner.device, log)
-        await trainers.start()
         cleanup.push_async_callback(trainers.stop)
+        await trainers.start()
+        cleanup.push_async_callback(fits.stop)
         await fits.restore_all()
         trainers.ready.set()
-        cleanup.push_async_callback(fits.stop)
         if takeover is not None:
             takeover.start()
             cleanup.push_async_callback(takeover.stop)
         _log_features_off(lifecycle, log)
-        await rpc.set_serving()
+        await lifecycle.set_loaded()
         cleanup.pop_all()
     return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry, page, takeover)
 
@@ -230,7 +231,7 @@ async def serve(
 ) -> None:
     """Run until SIGTERM or SIGINT, or until `on_ready` raises, then stop gracefully.
 
-    SIGHUP reads the configuration again.
+    SIGHUP reads the configuration again; while models load, as soon as they are loaded.
 
     Args:
         config: The server's configuration.
@@ -249,16 +250,21 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     reloads: set[asyncio.Task[None]] = set()
-    app = await start(
-        config,
-        is_alone=True,
-        reread=reread,
-        own_dir=own_dir,
-        gateway=gateway,
-        owners=owners,
-        launcher=launcher,
+    starting = asyncio.create_task(
+        start(
+            config,
+            is_alone=True,
+            reread=reread,
+            own_dir=own_dir,
+            gateway=gateway,
+            owners=owners,
+            launcher=launcher,
+        )
     )
-    loop.add_signal_handler(signal.SIGHUP, lambda: begin(_reload(app), reloads))
+    loop.add_signal_handler(signal.SIGHUP, lambda: begin(_reload(starting), reloads))
+    app = await _started(starting, stop)
+    if app is None:
+        return
     try:
         # Freeze existing objects: a full garbage collection otherwise walks 365,000 objects of torch, for 0.2
         # s. Garbage among them stays, too: 3 MB, in exchange for a pause of 0.3 s in which no call is
@@ -274,10 +280,38 @@ async def serve(
         await app.stop()
 
 
-async def _reload(app: App) -> None:
-    """Reload the configuration on SIGHUP; errors are logged."""
+async def _started(starting: asyncio.Task[App], stop: asyncio.Event) -> App | None:
+    """Wait for the start; None if it was ended by a signal to stop, with nothing left running.
+
+    The end waits for the model that is being built. A second signal does not: nothing is unsaved yet.
+
+    Raises:
+        ServiceError: As `start` does.
+    """
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            return starting.result()
+        _log.info("stopping before the start is complete")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, os._exit, 128 + number)
+    finally:
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+    return None
+
+
+async def _reload(starting: asyncio.Task[App]) -> None:
+    """Reload the configuration on SIGHUP, once the server has started; errors are logged."""
+    await asyncio.wait((starting,))
+    if starting.cancelled() or starting.exception() is not None:
+        return
     with suppress(ServiceError):
-        await app.lifecycle.reload()
+        await starting.result().lifecycle.reload()
 
 
 def _log_features_off(lifecycle: Lifecycle, log: Any) -> None:

@@ -12,6 +12,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.rpc.listen.unix_socket import socket_path
 from trocar_server.rpc.services.operator import Feature
+from trocar_server.telemetry.tracing import why_off
 from trocar_server.training.trainers import Trainers
 
 
@@ -80,5 +81,5 @@ def _access(config: ServerConfig) -> Iterator[Feature]:
     yield Feature("client_certificates", "" if config.tls_client_ca else "tls_client_ca is not set")
     yield Feature("page", "" if config.page.enabled else "page.enabled = false")
     yield Feature("metrics", "" if config.metrics_port is not None else "metrics_port is not set")
-    yield Feature("traces", "" if config.otel_endpoint else "otel_endpoint is not set")
+    yield Feature("traces", why_off(config.otel_endpoint))
     yield Feature("reflection", "" if config.reflection else "reflection = false")

@@ -18,6 +18,7 @@ from trocar_server.rpc.call.authorization import ReplaceableAuthorizer
 from trocar_server.rpc.call.drain import DrainSwitch
 from trocar_server.rpc.server import RpcServer
 from trocar_server.rpc.services.operator import DrainState, Feature
+from trocar_server.tasks import shielded
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fit.fitting import Fits
 from trocar_server.training.trainers import Trainers
@@ -47,6 +48,7 @@ class Lifecycle:
     reread: Callable[[], ServerConfig] | None = None
     rpc: RpcServer | None = None
     drain_switch: DrainSwitch = field(default_factory=DrainSwitch)
+    _is_loaded: bool = False
     _checking: "asyncio.Task[None] | None" = None
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -77,16 +79,32 @@ class Lifecycle:
     async def drain(self, is_wanted: bool | None) -> DrainState:
         """Start draining, accept work again, or do neither (None); returns the drain state."""
         async with self._one_at_a_time:
-            if is_wanted is not None and is_wanted != self.drain_switch.is_draining:
-                self.drain_switch.is_draining = is_wanted
-                self.log.info("runs empty" if is_wanted else "accepts work again")
-                await self._set_health()
-                if is_wanted:
-                    await self.fits.hold_all()
-                else:
-                    self.fits.let_go_on()
+            if is_wanted is not None:
+                await shielded(self._drain(is_wanted))
             running = self.rpc.running.work_count if self.rpc else 0
-            return DrainState(self.drain_switch.is_draining, running, self.fits.paused_count)
+            return DrainState(self.drain_switch.is_draining, running, self.fits.held_count)
+
+    async def _drain(self, is_wanted: bool) -> None:
+        """Drain or accept work again. A repeated drain saves the fits that could not be saved before."""
+        if is_wanted != self.drain_switch.is_draining:
+            self.drain_switch.is_draining = is_wanted
+            self.log.info("runs empty" if is_wanted else "accepts work again")
+            await self._set_health()
+        if is_wanted:
+            await self.fits.hold_all()
+        else:
+            self.fits.let_go_on()
+
+    async def set_loaded(self) -> None:
+        """Report SERVING from now on, except while the server drains."""
+        self._is_loaded = True
+        await self._set_health()
+
+    async def identify(self, replica_id: str) -> None:
+        """Serve a service of health checks that only this replica of a cluster has."""
+        if self.rpc is not None:
+            self.rpc.replica_id = replica_id
+        await self._set_health()
 
     async def reload(self) -> Sequence[str]:
         """Reload the configuration; returns the changes.
@@ -122,4 +140,4 @@ class Lifecycle:
 
     async def _set_health(self) -> None:
         if self.rpc is not None:
-            await self.rpc.set_serving(not self.drain_switch.is_draining)
+            await self.rpc.set_serving(self._is_loaded and not self.drain_switch.is_draining)

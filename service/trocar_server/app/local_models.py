@@ -24,7 +24,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import ModelSpec, make_hosted_copy, parse_model_argument
+from trocar_server.models import ModelSpec, make_hosted_copy, parse_model_argument, same_id
 
 _ID_CHARACTERS = 56
 _WITH_MODULE = ("input_shape", "categories", "preprocessing", "replicas")
@@ -52,7 +52,7 @@ def read_models(models: str | nn.Module | Sequence[str | nn.Module] | Mapping[st
             `[models.ID]`, an `nn.Module`, or a table with it as `module` and with `input_shape`.
 
     Raises:
-        ServiceError: `MODEL_INVALID`, an entry is none of these.
+        ServiceError: `MODEL_INVALID`, an entry is none of these, or two of a list would have one id.
     """
     if not isinstance(models, Mapping):
         models = _by_id([models] if isinstance(models, str | nn.Module) else models)
@@ -84,7 +84,8 @@ def _by_id(models: Sequence[str | nn.Module]) -> dict[str, Any]:
                 "is neither a name nor an nn.Module; see the `models` argument of connect",
             )
         spec = parse_model_argument(model)
-        named[spec.model_id] = _of_spec(spec)
+        if named.setdefault(spec.model_id, _of_spec(spec)) != _of_spec(spec):
+            raise same_id(spec)
     return named
 
 

@@ -34,6 +34,8 @@ _LIVE_LIMITS = frozenset(
     )
 )
 """Limits that are read on each call."""
+_BUDGETS = ("max_pending_bytes", "max_principal_bytes")
+"""Limits that stay as admission has computed them at the start."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,9 @@ class Reload:
 
     def _set_limits(self) -> None:
         limits = self.new.limits
+        in_force = self.engine.admission.limits.model_dump(include=set(_BUDGETS))
         most = memory_limit(limits.max_pass_bytes, self.engine.owner.device)
-        self.engine.limits = limits.model_copy(update={"max_pass_bytes": most})
+        self.engine.limits = limits.model_copy(update={**in_force, "max_pass_bytes": most})
         self.datasets.set_limits(limits.max_dataset_bytes, limits.max_image_pixels)
 
     def _differs(self, key: str) -> bool:

@@ -121,9 +121,10 @@ def scale(
     with _on_cluster(address):
         from trocar_server.cluster import deploying
 
-        deploying.scale(model, least, most or least)
+        most = least if most is None else most
+        deploying.scale(model, least, most)
         deploying.wait_until_ready(deploying.deployed())
-    typer.echo(f"{model} has at least {least} and at most {most or least} replicas")
+    typer.echo(f"{model} has at least {least} and at most {most} replicas")
 
 
 @cluster_app.command("stop")

@@ -65,19 +65,18 @@ def placements(config: ServerConfig) -> dict[str, PlacementConfig]:
 
 
 def check(config: ServerConfig) -> None:
-    """Refuse a configuration that cannot run on this cluster.
+    """Refuse a configuration that can run on no cluster.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`: no model, an address without protection, or resources that no node
-            has.
+        ServiceError: `INVALID_ARGUMENT`: no model, an address without protection, or a placement of another
+            model.
     """
     if not config.models:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "a cluster needs at least one model")
     if config.host.startswith("unix:"):
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "a cluster cannot listen on a Unix socket")
     check_address(config)
-    for model_id, placement in placements(config).items():
-        _check_resources(model_id, placement)
+    placements(config)
 
 
 def _check_resources(model_id: str, placement: PlacementConfig) -> None:
@@ -108,9 +107,13 @@ def deploy(config: ServerConfig, host: str = "") -> None:
         host: Where replicas listen; on the addresses of their nodes when empty.
 
     Raises:
-        ServiceError: As `check`; or `STORAGE_UNAVAILABLE`, the data directory cannot be written.
+        ServiceError: As `check`; `INVALID_ARGUMENT`, a model needs resources that no node has;
+            `STORAGE_UNAVAILABLE`, the data directory cannot be written.
     """
+    config = with_absolute_folders(config)
     check(config)
+    for model_id, placement in placements(config).items():
+        _check_resources(model_id, placement)
     prepare(config, host)
     serve.start(
         proxy_location="Disabled",
@@ -122,6 +125,17 @@ def deploy(config: ServerConfig, host: str = "") -> None:
             serve.delete(name, _blocking=False)
     targets = [model_target(model_id, config, place, host) for model_id, place in placements(config).items()]
     _run([*targets, gateway_target(config)])
+
+
+def with_absolute_folders(config: ServerConfig) -> ServerConfig:
+    """Resolve relative folders, once: `scale` runs in another folder, and would give its replicas others."""
+
+    def absolute(part: ServerConfig | ClusterConfig, *names: str) -> dict[str, Any]:
+        given = {name: getattr(part, name) for name in names if name in part.model_fields_set}
+        return {name: path and path.expanduser().absolute() for name, path in given.items()}
+
+    cluster = config.cluster.model_copy(update=absolute(config.cluster, "trainers_dir"))
+    return config.model_copy(update={**absolute(config, "data_dir", "cache_dir"), "cluster": cluster})
 
 
 def prepare(config: ServerConfig, host: str = "") -> None:

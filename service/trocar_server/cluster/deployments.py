@@ -283,9 +283,11 @@ def model_target(
             },
         },
     )
-    deployment = with_version(deployment, settings)
     resources = rank_resources(placement.cpus, placement.resources)
-    app = deployment.bind(model_id, settings, drain_s, grace_s, resources, config.cluster.start_timeout_s)
+    # Whoever waits longer for replicas that start must not have them replaced: not part of the version.
+    start_timeout_s = config.cluster.start_timeout_s
+    deployment = with_version(deployment, settings, drain_s, grace_s, resources)
+    app = deployment.bind(model_id, settings, drain_s, grace_s, resources, start_timeout_s)
     return serve.RunTarget(app, name=APP_PREFIX + model_id, route_prefix=None)
 
 
@@ -312,17 +314,17 @@ def gateway_target(config: ServerConfig) -> "serve.RunTarget":
             "policy": {"policy_function": "trocar_server.cluster.scaling:one_per_node"},
         },
     )
-    app = with_version(deployment, settings).bind(settings, drain_s, grace_s)
+    app = with_version(deployment, settings, drain_s, grace_s).bind(settings, drain_s, grace_s)
     return serve.RunTarget(app, name=GATEWAY_APP, route_prefix=None)
 
 
-def with_version(deployment: "serve.Deployment", settings: Line) -> "serve.Deployment":
-    """Give a deployment the version of its settings: only with another one its replicas are replaced.
+def with_version(deployment: "serve.Deployment", *arguments: Any) -> "serve.Deployment":
+    """Give a deployment the version of its arguments: only with another one its replicas are replaced.
 
     Ray Serve (2.60) otherwise makes up a version for every `serve.run`, and changed bounds of replicas would
     replace all of them.
     """
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
     return deployment.options(_internal=True, version=digest[:16])
 
 

@@ -47,6 +47,8 @@ _PROBE_S = 10.0
 _MAX_HOMES = 100_000
 _FIRST_PAUSE_S, _LOOK_AGAIN_S = 0.25, 1.0
 """Pauses between two looks for a trainer on its way to another replica: each asks every replica."""
+_TAKEN_WITHIN_S = 10.0
+"""Seconds in which another replica hosts the published models of one that has ended; each looks every 2 s."""
 _LIST_VALID_S = 5.0
 """How long a client may call the replicas of a list without asking again, in seconds."""
 
@@ -177,6 +179,8 @@ class _ForwardedCall:
     is_from_memory: bool = False
     """Whether the replica was found for an earlier call: its model may be elsewhere by now."""
     has_looked_again: bool = False
+    home_left_at: float | None = None
+    """When the replica that had the model was first missing."""
 
     def __post_init__(self) -> None:
         self.route = route_of(self.method)
@@ -351,7 +355,6 @@ class _ForwardedCall:
                 self.is_from_memory = True
                 is_no_use = found in self.tried and (found.is_draining or found.is_suspect)
                 return None if is_no_use else found
-            self.gateway.forget(subject, name)
         self.is_from_memory = False
         if subject is Subject.TRAINER:
             method, message = _GET_TRAINER, GetTrainerRequest(trainer_id=name).SerializeToString()
@@ -360,17 +363,28 @@ class _ForwardedCall:
         replicas, is_complete = table.all(), table.is_complete
         answers = await asyncio.gather(*(self._ask(replica, method, message) for replica in replicas))
         for replica, answer in zip(replicas, answers, strict=True):
-            if isinstance(answer, bytes):
+            if isinstance(answer, bytes) or _is_damaged(answer):
                 self.gateway.remember(subject, name, replica.replica_id)
                 return replica
         failures = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
-        is_lost = any(
-            failure.code() is grpc.StatusCode.UNAVAILABLE or _has_moved(failure) for failure in failures
-        )
-        if is_lost or not is_complete:
+        is_lost = any(self._has_no_answer(failure) or _has_moved(failure) for failure in failures)
+        if is_lost or not is_complete or (home is not None and self._is_being_taken(subject)):
             return None
+        self.gateway.forget(subject, name)
         near = nearest(name, table.model_ids, 1)  # its replica names it in the error
         return table.least_waiting("".join(near)) or table.least_waiting()
+
+    def _is_being_taken(self, subject: Subject) -> bool:
+        """Whether another replica may yet take a published model from the one that had it and has ended."""
+        if self.home_left_at is None:
+            self.home_left_at = time.monotonic()
+        return subject is Subject.MODEL and time.monotonic() - self.home_left_at < _TAKEN_WITHIN_S
+
+    def _has_no_answer(self, problem: grpc.aio.AioRpcError) -> bool:
+        """Whether a replica that was asked is gone or silent, before the deadline of the caller itself."""
+        is_over = problem.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not _details(problem)
+        has_time = self.deadline is None or time.monotonic() < self.deadline
+        return problem.code() is grpc.StatusCode.UNAVAILABLE or (is_over and has_time)
 
     async def _ask(self, replica: Replica, method: str, message: bytes) -> bytes | grpc.aio.AioRpcError:
         """Ask one replica on behalf of the caller; returns its reply, or its failure."""
@@ -419,10 +433,10 @@ class _ForwardedCall:
         replies = [answer for answer in answers if isinstance(answer, bytes)]
         failures = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
         for failure in failures:
-            if failure.code() is not grpc.StatusCode.UNAVAILABLE or not replies:
+            if not self._has_no_answer(failure):
                 await self._fail(failure)
         if not replies:
-            raise busy("no replica is ready; try again later", None)
+            raise busy("no replica answers; try again later", None)
         return _MERGED[self.method](replies)
 
 
@@ -455,6 +469,11 @@ def _is_draining(problem: grpc.aio.AioRpcError) -> bool:
 def _has_moved(problem: grpc.aio.AioRpcError) -> bool:
     """Whether a trainer is at another replica, or on its way there."""
     return _is_not_found(problem, TRAINER_MOVED)
+
+
+def _is_damaged(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether a replica has the trainer, and cannot restore it."""
+    return problem.code() is grpc.StatusCode.DATA_LOSS
 
 
 def _is_unknown_model(problem: grpc.aio.AioRpcError) -> bool:

@@ -22,6 +22,7 @@ from trocar_server.metrics_server import MetricsServer
 from trocar_server.rpc.descriptors import service_names
 from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_service import HealthService
+from trocar_server.rpc.listen.unix_socket import host_port
 
 _LOOK_EVERY_S = 0.05
 _Status = health_pb2.HealthCheckResponse
@@ -104,8 +105,8 @@ async def _set_health(health: HealthService, *, is_serving: bool) -> None:
 def _listen(server: Any, config: ServerConfig, taken: list[str]) -> str:
     """Bind the server, to a free port if another gateway has the right one; returns `host:port`."""
     credentials = credentials_of(config)
-    port = 0 if f"{config.host}:{config.port}" in taken else config.port
-    address = f"{config.host}:{port}"
+    port = 0 if host_port(config.host, config.port) in taken else config.port
+    address = host_port(config.host, port)
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
@@ -115,7 +116,7 @@ def _listen(server: Any, config: ServerConfig, taken: list[str]) -> str:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; is another server running there?"
         ) from None
-    return f"{config.host}:{bound}"
+    return host_port(config.host, bound)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class _Serving:
             metrics_address=self._metrics_address(running),
         )
         self._tasks = [
-            asyncio.create_task(rpc.identify(self._replica_id)),
+            asyncio.create_task(running.lifecycle.identify(self._replica_id)),
             asyncio.create_task(self._report(running)),
             asyncio.create_task(self._take_published(running)),
             asyncio.create_task(self._wait_for_end(running)),

@@ -89,7 +89,7 @@ class Engine:
         self.run = owner.run_guarded
         self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
         self.replies = ReplyCache(limits.feature_cache_bytes)
-        self.compiled = CompiledVariants(owner, config, self.limits, data_dir, kept_dir)
+        self.compiled = CompiledVariants(owner, config, lambda: self.limits, data_dir, kept_dir)
 
     async def serve(self, call: Call, reservation: Reservation) -> Extraction | KeptReply:
         """Check a call, receive its payloads, and run it, or return the reply of an earlier equal call.

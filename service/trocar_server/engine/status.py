@@ -14,9 +14,9 @@ class QueueStatus:
     model_id: str
     replica_count: int
     leased_count: int
-    """Replicas that run a pass."""
+    """Replicas that run a pass; a running group of compiled calls counts as one."""
     waiting_count: int
-    """Calls that wait for a replica."""
+    """Calls that wait for a replica or a compiled pass."""
     pending_s: float
     """Estimated seconds of computing that running and waiting calls still need."""
 
@@ -30,7 +30,7 @@ class CallerStatus:
     call_count: int
     """Admitted calls."""
     waiting_count: int
-    """Of these, calls that wait for a replica."""
+    """Of these, calls that wait for a replica or a compiled pass."""
     byte_count: int
     """Reserved bytes of inputs and replies."""
     pending_s: float
@@ -79,10 +79,20 @@ def status_of(engine: Engine) -> EngineStatus:
 
 
 def _queues(engine: Engine) -> tuple[QueueStatus, ...]:
-    pools = {model_id: engine.deployments[model_id].pool for model_id in sorted(engine.deployments)}
-    return tuple(
-        QueueStatus(model_id, pool.count, pool.leased_count, pool.waiting_count, pool.pending_s)
-        for model_id, pool in pools.items()
+    return tuple(queue_of(engine, model_id) for model_id in sorted(engine.deployments))
+
+
+def queue_of(engine: Engine, model_id: str) -> QueueStatus:
+    """Read the queue of one model: the calls on its replicas and on its compiled variants."""
+    deployment = engine.deployments[model_id]
+    pool, compiled = deployment.pool, engine.compiled.queues(deployment)
+    running_count = pool.leased_count + sum(queue.is_running for queue in compiled)
+    return QueueStatus(
+        model_id,
+        pool.count,
+        min(running_count, pool.count),
+        pool.waiting_count + sum(queue.waiting_count for queue in compiled),
+        pool.pending_s + sum(queue.pending_s for queue in compiled),
     )
 
 
@@ -90,6 +100,8 @@ def _callers(engine: Engine) -> tuple[CallerStatus, ...]:
     waiting: Counter[str] = Counter()
     for deployment in engine.deployments.values():
         waiting.update(deployment.pool.waiting_counts())
+        for queue in engine.compiled.queues(deployment):
+            waiting.update(queue.waiting_counts())
     used = engine.owner.recent_use()
     found = []
     for flow in {*engine.admission.flows(), *waiting, *used}:

@@ -30,7 +30,14 @@ from trocar_server.models.replicas import (
     make_training_copy,
 )
 from trocar_server.models.source import is_source
-from trocar_server.models.spec import ModelSpec, PreprocessingSpec, named_model, parse_model_argument
+from trocar_server.models.spec import (
+    ModelSpec,
+    PreprocessingSpec,
+    named_model,
+    parse_model_argument,
+    parse_model_arguments,
+    same_id,
+)
 from trocar_server.models.stages import stages_for
 from trocar_server.models.weights.convert import convert_checkpoint
 from trocar_server.models.weights.downloads import clean_downloads, prefetch_weights
@@ -65,7 +72,9 @@ __all__ = [
     "make_training_copy",
     "named_model",
     "parse_model_argument",
+    "parse_model_arguments",
     "prefetch_weights",
+    "same_id",
     "set_flow",
     "set_principal",
     "stages_for",

@@ -45,7 +45,9 @@ def load_model(spec: ModelSpec, device: torch.device, data_dir: Path) -> HostedM
     try:
         with late_imports:  # a library may import torch's compiler
             built = build(spec, data_dir)
-        built.module.eval().requires_grad_(False).to(device, TORCH_DTYPES.get(spec.dtype))
+        # transformers has converted already, and keeps in float32 what needs it, such as rotary frequencies.
+        dtype = None if spec.source.startswith("hf:") else TORCH_DTYPES.get(spec.dtype)
+        built.module.eval().requires_grad_(False).to(device, dtype)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ServiceError(
             ErrorReason.OUT_OF_MEMORY,
@@ -94,7 +96,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
     signature = _signature(spec, facts.signature)
     crop = preprocessing.describe().crop if preprocessing else _crop_of(reference)
     shape = spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop)
-    floating = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    floating = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
     return HostedModel(
         spec=spec,
         module=module,
@@ -106,7 +108,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
         parameter_count=sum(parameter.numel() for parameter in module.parameters()),
         byte_count=count_bytes(chain(module.parameters(), module.buffers())),
         device=next((tensor.device for tensor in chain(module.parameters(), module.buffers())), device),
-        dtype=next(floating, None),
+        dtype=floating and TORCH_DTYPES.get(spec.dtype, floating),  # the first may be kept in float32
         known_signature=signature,
         stages=facts.stages,
         processor_folder=spec.processor_folder or facts.processor_folder,

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -24,7 +24,7 @@ def load_matching(module: nn.Module, state: StateDict, file_name: str) -> None:
     fitting = OrderedDict((key, value) for key, value in state.items() if key not in wrong_shapes)
     fitting._metadata = _versions(module, state)  # type: ignore[attr-defined]  # where torch looks for it
     result = module.load_state_dict(fitting, strict=False)
-    missing = [key for key in result.missing_keys if key not in wrong_shapes]
+    missing = [key for key in _unfilled(module, fitting, result.missing_keys) if key not in wrong_shapes]
     problems = {
         "missing": missing,
         "unexpected": result.unexpected_keys,
@@ -32,6 +32,13 @@ def load_matching(module: nn.Module, state: StateDict, file_name: str) -> None:
     }
     if any(problems.values()):
         raise _mismatch(problems, file_name)
+
+
+def _unfilled(module: nn.Module, state: StateDict, missing: list[str]) -> list[str]:
+    """Missing keys whose tensors got no value: of a tied pair `save_pretrained` writes one name only."""
+    own = module.state_dict(keep_vars=True)
+    filled = {id(own[key]) for key in state if isinstance(own.get(key), Tensor)}
+    return [key for key in missing if id(own.get(key)) not in filled]
 
 
 def _wrong_shapes(module: nn.Module, state: StateDict) -> dict[str, str]:

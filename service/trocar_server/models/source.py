@@ -44,7 +44,10 @@ class Source:
     @property
     def folder(self) -> Path | None:
         """The folder of this machine; None for a repository and for architectures."""
-        return Path(self.name).expanduser() if self.library == "hf" and not self.revision else None
+        is_folder = self.library == "hf" and not self.revision
+        return (
+            Path(self.name).expanduser().absolute() if is_folder else None
+        )  # the process may change its own
 
     @property
     def public_name(self) -> str:

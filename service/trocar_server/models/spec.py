@@ -10,7 +10,7 @@ model is built. `architectures.check_spec` checks that names exist in torchvisio
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from pathlib import Path
@@ -264,6 +264,26 @@ def parse_model_argument(text: str) -> ModelSpec:
     if ":" in weights and spec.weights_kind is WeightsKind.NAMED and "random" not in weights:
         parse_source(weights)  # no weights have such a name: a source, mistyped
     return spec
+
+
+def parse_model_arguments(texts: Iterable[str]) -> dict[str, ModelSpec]:
+    """Read the models of the command line, by id; the same one may be there twice.
+
+    Raises:
+        ServiceError: As `parse_model_argument`; `MODEL_INVALID`, two would have one id.
+    """
+    specs: dict[str, ModelSpec] = {}
+    for spec in map(parse_model_argument, texts):
+        if specs.setdefault(spec.model_id, spec) != spec:
+            raise same_id(spec)
+    return specs
+
+
+def same_id(spec: ModelSpec) -> ServiceError:
+    """Error for a model whose id another one has, with how to write it."""
+    name = spec.source or f"torchvision:{spec.architecture}"
+    weights = "" if spec.weights == DEFAULT_WEIGHTS else f"={spec.weights}"
+    return _invalid(f"two models would be '{spec.model_id}'; write other={name}{weights} for the second")
 
 
 def _without_weights(text: str) -> tuple[str, str]:

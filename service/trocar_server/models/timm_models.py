@@ -46,10 +46,27 @@ def build_timm(name: str, options: Mapping[str, Any], weights: Path | None) -> n
         name: An architecture, with a tag of weights where wanted.
         options: Further arguments of `timm.create_model`.
         weights: A safetensors file with timm's own keys; None for initial values.
+
+    Raises:
+        ServiceError: `WEIGHTS_MISMATCH`, the weights have another number of classes.
     """
+    if weights is not None:
+        _check_classes(name, options)
     overlay = {"pretrained_cfg_overlay": {"file": str(weights)}} if weights else {}
     module: nn.Module = _timm().create_model(name, pretrained=weights is not None, **overlay, **options)
     return module
+
+
+def _check_classes(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a head without weights, which timm would fill at random; with 0 classes there is no head."""
+    config = _timm().get_pretrained_cfg(name)
+    if options.get("num_classes") in (None, 0, config.num_classes):
+        return
+    raise ServiceError(
+        ErrorReason.WEIGHTS_MISMATCH,
+        f"the weights of timm:{name} have {config.num_classes} classes, not {options['num_classes']}; leave "
+        "out num_classes and train a new head, or use a file with this head, random:0, or num_classes 0",
+    )
 
 
 def timm_weights(name: str, cache_dir: Path) -> Path:
@@ -86,6 +103,8 @@ def download_timm(name: str, cache_dir: Path) -> Path:
         file = Path(hf_hub_download(config.hf_hub_id, "model.safetensors", local_dir=target.parent / full))
         write_checksum(file, target)
     except Exception as error:  # the client of the Hub raises many kinds
+        if target.exists():  # another server that shares the cache has moved the file meanwhile
+            return target
         raise ServiceError(
             ErrorReason.WEIGHTS_UNAVAILABLE,
             f"cannot download {full} ({type(error).__name__}: {first_line(error)}); put model.safetensors of "
@@ -97,19 +116,31 @@ def download_timm(name: str, cache_dir: Path) -> Path:
 
 def timm_signature(module: Any) -> InputSignature:
     """Return the one input: an image batch, of a fixed size where the architecture asks for one."""
-    config = module.pretrained_cfg
-    channels, height, width = config["input_size"]
-    channels = getattr(module, "in_chans", channels)
-    is_fixed = bool(config.get("fixed_input_size"))
+    (channels, height, width), embedding = _input_size(module), _embedding(module)
+    is_free = not getattr(embedding, "strict_img_size", True) or getattr(embedding, "dynamic_img_pad", False)
+    is_fixed = bool(module.pretrained_cfg.get("fixed_input_size")) and not is_free
     shape = (BATCH, channels, height, width) if is_fixed else (BATCH, channels, "height", "width")
     return InputSignature((InputSpec("x", "float32", shape),), {"height": height, "width": width})
+
+
+def _input_size(module: Any) -> tuple[int, int, int]:
+    """Channels, height and width as the module was built; its configuration has those of its weights."""
+    channels, *size = module.pretrained_cfg["input_size"]
+    height, width = getattr(_embedding(module), "img_size", None) or size
+    return getattr(module, "in_chans", channels), height, width
+
+
+def _embedding(module: Any) -> Any:
+    """Patch embedding, which checks the size of images; None in models without one."""
+    parts = (getattr(module, name, None) for name in ("patch_embed", "stem"))
+    return next((part for part in parts if hasattr(part, "strict_img_size")), None)
 
 
 def timm_preprocessing(module: Any) -> PreprocessingSpec | None:
     """Return the evaluation transform in torchvision's terms; None where timm's is another."""
     from timm.data import resolve_data_config  # pyright: ignore[reportPrivateImportUsage]
 
-    config = resolve_data_config({}, model=module, verbose=False)
+    config = resolve_data_config({"input_size": _input_size(module)}, model=module, verbose=False)
     (channels, height, width), mode = config["input_size"], config["crop_mode"]
     sides = tuple(int(side / config["crop_pct"]) for side in (height, width))
     if channels != 3 or config["interpolation"] not in INTERPOLATIONS:

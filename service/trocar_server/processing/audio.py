@@ -1,5 +1,6 @@
 """Feature extraction from sound by a model's own feature extractor, in a worker process."""
 
+import inspect
 import io
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,6 +15,9 @@ from trocar_server.processing.tokenization import MOST_CACHED
 
 Samples = NDArray[np.float32]
 
+_WINDOWS = ("n_samples", "nb_max_samples", "num_max_samples")
+"""Attributes with the window in samples: of Whisper's extractor and its like, CLAP's, UnivNet's."""
+
 
 def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, Any]:
     """Return the arguments and the description of a batch of sound.
@@ -27,15 +31,20 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
             `REQUEST_TOO_LARGE`, there is too much; `MODEL_INVALID`, the extractor cannot be loaded.
     """
     extractor = _extractor(head["folder"], head["version"])
-    rate, left_s = int(extractor.sampling_rate), float(head["most_s"])
+    rate = int(extractor.sampling_rate)
+    most_s = left_s = float(head["most_s"])
     sounds: list[Samples] = []
     for index, (data, own_rate) in enumerate(zip(clips, head["rates"], strict=True)):
-        sound = _decoded(index, data, rate, left_s) if own_rate == 0 else _given(index, data, own_rate, rate)
+        if own_rate:
+            sound = _given(index, data, own_rate, rate)
+        else:
+            sound = _decoded(index, data, rate, left_s, most_s)
         left_s -= len(sound) / rate
         if left_s < 0:
-            raise _too_long(head["most_s"])
+            raise _too_long(most_s)
         _check_window(extractor, index, sound, rate)
         sounds.append(sound)
+    _check_chance(extractor, len(sounds))
     try:
         made = extractor(sounds, sampling_rate=rate, return_tensors="np", **_padding(extractor))
     except Exception as error:
@@ -76,14 +85,38 @@ def _padding(extractor: Any) -> dict[str, Any]:
 
 def _check_window(extractor: Any, index: int, sound: Samples, rate: int) -> None:
     """Refuse a clip that the extractor would cut without a word."""
-    window_s = getattr(extractor, "chunk_length", None)
-    if window_s and len(sound) > window_s * rate:
+    most = _most_samples(extractor, rate)
+    if most and len(sound) > most:
         raise _rejected(
-            index, f"has {len(sound) / rate:.1f} s, and the model takes {window_s} s at most; cut it"
+            index, f"has {len(sound) / rate:g} s, and the model takes {most / rate:g} s at most; cut it"
         )
 
 
-def _decoded(index: int, data: bytes, rate: int, left_s: float) -> Samples:
+def _most_samples(extractor: Any, rate: int) -> float | None:
+    """Return the most samples that an extractor does not cut; None for any (transformers 5.23)."""
+    found = [getattr(extractor, name, None) for name in _WINDOWS]
+    found.append(rate * getattr(extractor, "default_audio_length", 0))  # CLVP
+    options = inspect.signature(extractor.__call__).parameters
+    if "truncation" in options and options["truncation"].default is True:  # Gemma 3n
+        found.append(getattr(options.get("max_length"), "default", None))
+    if type(extractor).__name__ == "ASTFeatureExtractor":  # it cuts frames
+        # torchaudio's, where it is installed, have 25 ms each 10 ms; transformers' own have so many samples.
+        length, step = (400, 160) if hasattr(extractor, "window") else (rate // 40, rate // 100)
+        found.append(length + extractor.max_length * step - 1)
+    return min((each for each in found if each and isinstance(each, (int, float))), default=None)
+
+
+def _check_chance(extractor: Any, count: int) -> None:
+    """Refuse several clips where the extractor marks one of them as longer than it is: CLAP's with fusion."""
+    if count > 1 and getattr(extractor, "truncation", None) == "fusion":
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            "the model's feature extractor has truncation 'fusion', and of several clips marks one at random "
+            "as a long one; send one clip a call",
+        )
+
+
+def _decoded(index: int, data: bytes, rate: int, left_s: float, most_s: float) -> Samples:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its library
@@ -100,7 +133,7 @@ def _decoded(index: int, data: bytes, rate: int, left_s: float) -> Samples:
             if file.channels != 1:
                 raise _rejected(index, f"has {file.channels} channels; send one")
             if file.frames > left_s * rate:
-                raise _too_long(left_s)
+                raise _too_long(most_s)
             sound: Samples = np.asarray(file.read(dtype="float32"), np.float32)
     except (soundfile.SoundFileError, OSError, ValueError, MemoryError):
         raise _rejected(index, "cannot be decoded: it is not WAV or FLAC, or it is damaged") from None
@@ -128,7 +161,7 @@ def _check_rate(index: int, own_rate: int, rate: int) -> None:
 
 
 def plain_array(value: Any) -> Any:
-    """Return an array of a dtype that the wire has: integers become int64, as torch's callers send them."""
+    """Return an array of a dtype of `exchange`: integers become int64, as torch's callers send them."""
     array = np.ascontiguousarray(value)
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 

@@ -22,7 +22,7 @@ from trocar_server.processing.inputs import (
     TextOptions,
 )
 
-_DTYPES = {"int64": 8, "float32": 4, "float64": 8}
+_DTYPES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _MOST_DESCRIBED_BYTES_A_TOKEN = 256
 
 
@@ -173,6 +173,12 @@ def _made(
     is_batch: bool = True,
 ) -> Made:
     answer, found = _asked(process, request, data, limits, most_bytes)
+    if not answer["parts"]:
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            "the model takes nothing of what its tokenizer or other processor makes of these inputs; send "
+            "the arrays that it takes",
+        )
     try:
         return _read(answer, found, rows, is_batch=is_batch)
     except (ValueError, KeyError, TypeError) as error:
@@ -224,7 +230,7 @@ def _read(answer: dict[str, Any], data: bytearray, rows: int, *, is_batch: bool)
     described = json.loads(data[start:])
     samples = tuple(map(_sample, described["samples"]))
     are_rows = not is_batch or all(array.shape[:1] == (rows,) for array in arrays.values())
-    if len(samples) != rows or not are_rows or not arrays:
+    if len(samples) != rows or not are_rows:
         raise ValueError("the process answered another request")
     padded_length, pads_left = described.get("padded_length", 0), described.get("pads_left", False)
     return Made(arrays, samples, int(padded_length), bool(pads_left))

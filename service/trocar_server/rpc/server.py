@@ -26,7 +26,7 @@ from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_port import LIVE, start_health_port
 from trocar_server.rpc.listen.health_service import HealthService
 from trocar_server.rpc.listen.registration import register
-from trocar_server.rpc.listen.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.rpc.listen.unix_socket import check_free, host_port, owner_only, socket_path, target_of
 from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE
 from trocar_server.rpc.oip.reflection import pool_of
 from trocar_server.rpc.oip.service import OpenInferenceService
@@ -73,7 +73,7 @@ class RpcServer:
         running: The calls that are under way.
         health_port: The TCP port for health checks alone; 0 where there is none.
         plain_address: Where it listens in plain text as well; empty where it does not.
-        replica_id: See `identify`.
+        replica_id: Of a cluster, which has a service of health checks of its own; empty elsewhere.
     """
 
     address: str
@@ -89,17 +89,12 @@ class RpcServer:
     plain_address: str = ""
     replica_id: str = ""
 
-    async def set_serving(self, is_serving: bool = True) -> None:
+    async def set_serving(self, is_serving: bool) -> None:
         """Set the health state of every service."""
         status = health_pb2.HealthCheckResponse
         own = (REPLICA_SERVICE + self.replica_id,) if self.replica_id else ()
         for name in ("", *service_names(), *own):
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
-
-    async def identify(self, replica_id: str) -> None:
-        """Serve a service of health checks that only this replica of a cluster has."""
-        self.replica_id = replica_id
-        await self.set_serving()
 
     async def open_health_port(self, host: str, port: int) -> None:
         """Answer health checks at a port of their own as well; see `start_health_port`."""
@@ -216,7 +211,7 @@ def _listen(
     path = socket_path(host)
     if path is not None:
         check_free(path)
-    address = f"{host}:{port}" if path is None else target_of(path)
+    address = host_port(host, port) if path is None else target_of(path)
     try:
         with nullcontext() if path is None else owner_only(path):
             if credentials is None:
@@ -228,4 +223,4 @@ def _listen(
             "is another server running there?" if path is None else "does its folder exist, and is it yours?"
         )
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; {hint}") from None
-    return (f"{host}:{bound}", bound) if path is None else (address, 0)
+    return (host_port(host, bound), bound) if path is None else (address, 0)

@@ -10,7 +10,7 @@ Usable alone on any `nn.Module`, with no server:
 """
 
 from trocar_server.surgery.guard import PassAborted, PassGuard
-from trocar_server.surgery.kept_tensors import graphs_end_here
+from trocar_server.surgery.kept_tensors import clear_caches, graphs_end_here
 from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
 from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolution.resolve import resolve
@@ -29,6 +29,7 @@ from trocar_server.surgery.sessions.gradient_sites import GradientPoint
 from trocar_server.surgery.sessions.gradients import GradientSession
 from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
 from trocar_server.surgery.sessions.operating import Surgery, operate
+from trocar_server.surgery.sessions.recomputation import without_recomputation
 from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
 from trocar_server.surgery.sessions.taps import (
     CallsDifferError,
@@ -68,6 +69,7 @@ __all__ = [
     "ValueMissingError",
     "attention_in",
     "call_order",
+    "clear_caches",
     "differentiable",
     "graphs_end_here",
     "independent",
@@ -81,4 +83,5 @@ __all__ = [
     "record_nodes",
     "resolve",
     "trace_graph",
+    "without_recomputation",
 ]

@@ -6,8 +6,10 @@ alive and fail the next backward pass. A tensor made in a pass in inference mode
 backward pass (torch 2.14). The server causes both, so it reverts both.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +34,23 @@ def graphs_end_here(model: nn.Module) -> Iterator[None]:
         _drop_graphs(model)
 
 
+def clear_caches(model: nn.Module) -> None:
+    """Clear function caches (`functools.lru_cache`) in the files and classes of a model's modules.
+
+    They may keep tensors made in inference mode, and give no access to them.
+    """
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if not _is_foreign(kind)}
+    files = {kind.__module__ for kind in kinds}
+    for scope in [*map(vars, kinds), *(vars(sys.modules[file]) for file in files & sys.modules.keys())]:
+        for value in list(scope.values()):
+            function = getattr(value, "__func__", value)  # of a static method or a class method
+            if isinstance(function, _CACHE):
+                function.cache_clear()
+
+
+_CACHE: type[Any] = type(lru_cache(lambda: None))
+
+
 def _drop_graphs(model: nn.Module) -> None:
     def without_graph(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:
@@ -51,7 +70,7 @@ _TABLES = frozenset(vars(nn.Module()))
 
 
 def _change_kept(model: nn.Module, change: Change) -> None:
-    """Replace the buffers and plain tensors of a model, also those in dicts, lists and tuples.
+    """Replace the buffers and plain tensors of a model, also those in dicts, lists, tuples and plain objects.
 
     Parameters are left alone: torch keeps those of recurrent layers in lists, too.
     """
@@ -66,17 +85,30 @@ def _change_items(
 ) -> None:
     for key in list(keys):
         value = owner[key]
-        if isinstance(value, _KEEPING):
+        if _may_keep(value):
             new = _changed(value, change, seen)
             if new is not value:
                 owner[key] = new
 
 
 _KEEPING = (torch.Tensor, dict, list, tuple)
+_FOREIGN = sys.stdlib_module_names | {"torch"}
+
+
+def _may_keep(value: Any) -> bool:
+    """Whether a value is or may hold a kept tensor: a structure, or an object of the model's own code."""
+    if isinstance(value, _KEEPING):
+        return True
+    is_kind = isinstance(value, nn.Module | type) or _is_foreign(type(value))
+    return hasattr(value, "__dict__") and not is_kind
+
+
+def _is_foreign(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _FOREIGN
 
 
 def _changed(value: Any, change: Change, seen: dict[int, Any]) -> Any:
-    """Return what takes the place of a value: dicts and lists are changed themselves, tuples made anew."""
+    """Return what takes the place of a value: only tensors and tuples are made anew, all else is changed."""
     if id(value) in seen:
         return seen[id(value)][1]
     seen[id(value)] = value, value  # kept alive, so that no other object has its id
@@ -87,8 +119,10 @@ def _changed(value: Any, change: Change, seen: dict[int, Any]) -> Any:
         _change_items(value, value, change, seen)
     elif isinstance(value, list):
         _change_items(value, range(len(value)), change, seen)
+    elif not isinstance(value, tuple):
+        _change_items(vars(value), vars(value), change, seen)
     else:
-        items = [_changed(item, change, seen) if isinstance(item, _KEEPING) else item for item in value]
+        items = [_changed(item, change, seen) if _may_keep(item) else item for item in value]
         if any(mine is not theirs for mine, theirs in zip(items, value, strict=True)):
             new = tuple_like(value, items)
     seen[id(value)] = value, new

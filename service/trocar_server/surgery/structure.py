@@ -34,20 +34,23 @@ _ATOMS = (
 )
 
 
-def leaves(value: Any, picks: Picks = (), above: frozenset[int] = frozenset()) -> Iterator[tuple[Picks, Any]]:
+def leaves(
+    value: Any, picks: Picks = (), above: frozenset[int] = frozenset(), *, with_empty: bool = False
+) -> Iterator[tuple[Picks, Any]]:
     """Yield every leaf of a structure with its picks, in order; a plain value is its own leaf.
 
     Args:
         value: The structure.
         picks: The path to it.
         above: Ids of the enclosing structures; a structure inside itself is a leaf.
+        with_empty: Whether an empty structure inside another one is a leaf: positions from the end count it.
     """
     children = None if id(value) in above else _children(value)
-    if children is None:
+    if children is None or (with_empty and picks and not children):
         yield picks, value
         return
     for key, child in children.items():
-        yield from leaves(child, (*picks, key), above | {id(value)})
+        yield from leaves(child, (*picks, key), above | {id(value)}, with_empty=with_empty)
 
 
 def pick(value: Any, picks: Picks) -> Any:

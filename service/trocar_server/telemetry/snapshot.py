@@ -10,6 +10,7 @@ import torch
 
 from trocar_server import __version__
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.status import queue_of
 from trocar_server.telemetry.labels import TRAINER, ModelLabels
 from trocar_server.training.trainers import Trainers
 
@@ -87,12 +88,14 @@ class ServerState:
 
     def _replicas(self) -> dict[str, Replicas]:
         found: dict[str, Replicas] = {}
-        for model_id, deployment in self.engine.deployments.items():
-            pool = deployment.pool
+        for model_id in self.engine.deployments:
+            queue = queue_of(self.engine, model_id)
             label = self.labels.of(model_id) or TRAINER
             old = found.get(label, Replicas())
             found[label] = Replicas(
-                old.count + pool.count, old.leased + pool.leased_count, old.waiting + pool.waiting_count
+                old.count + queue.replica_count,
+                old.leased + queue.leased_count,
+                old.waiting + queue.waiting_count,
             )
         return found
 

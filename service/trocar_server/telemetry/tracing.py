@@ -50,11 +50,17 @@ def wanted_endpoint(setting: str | None, environment: Mapping[str, str] = os.env
         setting: `otel_endpoint`: None defers to the environment, an empty text turns traces off.
         environment: OpenTelemetry's own variables; an empty result leaves the choice to the exporter.
     """
+    return None if why_off(setting, environment) else setting or ""
+
+
+def why_off(setting: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """Why no traces are sent; empty where they are. See `wanted_endpoint`."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    if setting is not None:
-        return setting or None
-    return "" if any(environment.get(name) for name in _ENDPOINTS) else None
+        return "switched off: OTEL_SDK_DISABLED = true"
+    if setting == "":
+        return "switched off: otel_endpoint is empty"
+    is_set = setting or any(environment.get(name) for name in _ENDPOINTS)
+    return "" if is_set else "otel_endpoint is not set"
 
 
 class CallTracer:

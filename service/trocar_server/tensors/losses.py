@@ -4,7 +4,8 @@
 
 # Note: [The dimension of classes]
 Classes are dimension 1, as in torch's `cross_entropy`: (batch, classes), or (batch, classes, height, width)
-for one label per pixel. Per-class lists (`weight`, `pos_weight`) apply along it.
+for one label per pixel. Per-class lists (`weight`, `pos_weight`) apply along it. Losses of tokens have
+classes last, and so has a trainer's `kl_div` on a model of texts; see Note: [Divergence of tokens].
 """
 
 from collections.abc import Callable

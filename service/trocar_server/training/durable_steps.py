@@ -118,6 +118,11 @@ class DurableSteps:
         with suppress(ServiceError):
             await shielded(asyncio.to_thread(journal.discard, self.trainer_id, self.checkpoint, number))
 
+    async def has_entry(self, number: int) -> bool:
+        """Whether there is an entry of this number after the checkpoint, damaged or not."""
+        journal = (await asyncio.to_thread(self.storage.get)).journal
+        return await asyncio.to_thread(journal.has, self.trainer_id, self.checkpoint, number)
+
     async def entries(self, first_number: int) -> AsyncIterator[list[JournalEntry]]:
         """Yield the entries that follow the checkpoint, several small ones at once.
 

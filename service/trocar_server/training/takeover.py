@@ -10,8 +10,8 @@ a server counts as gone by mistake, or that two disagree, does no harm, see Note
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -101,10 +101,16 @@ class Takeover:
         return len(own)
 
     async def look(self) -> None:
-        """Drop own trainers that others have taken, and take those that are this server's to take."""
+        """Drop own trainers that others have taken, and take those that are this server's to take.
+
+        Raises:
+            ServiceError: The first failure; all that it did not concern was taken.
+        """
         await self._trainers.drop_moved()
+        failures: list[ServiceError] = []
         for trainer_id in list(self._cut_off):
-            await self._take(self._folders.own.name, trainer_id)
+            with _noted(failures):
+                await self._take(self._folders.own.name, trainer_id)
         owners = await asyncio.to_thread(self._others)
         now = self._clock()
         self._missing_since = {
@@ -112,19 +118,23 @@ class Takeover:
         }
         for owner, since in self._missing_since.items():
             if now - since >= self._gone_after_s:
-                await self._take_from(owner)
+                with _noted(failures):
+                    await self._take_from(owner, failures)
+        if failures:
+            raise failures[0]
 
     def _others(self) -> list[str]:
-        """Return the other owners; if there are any, import what their trainers need before one is lost."""
+        """Return the other owners; import what their trainers need, if there are any, before one is lost."""
         owners = self._folders.others()
-        if owners:
+        if any(self._folders.trainer_ids(owner) for owner in owners):
             import_compiler()
         return owners
 
-    async def _take_from(self, owner: str) -> None:
+    async def _take_from(self, owner: str, failures: list[ServiceError]) -> None:
         for trainer_id in await asyncio.to_thread(self._folders.trainer_ids, owner):
             if self._is_chosen(trainer_id):
-                await self._take(owner, trainer_id)
+                with _noted(failures):
+                    await self._take(owner, trainer_id)
         await asyncio.to_thread(self._folders.forget, owner)
 
     async def _take(self, owner: str, trainer_id: str) -> None:
@@ -149,3 +159,12 @@ class Takeover:
                 _log.warning("lost trainers not taken over", reason=error.reason, why=error.message)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.Event().wait(), self._gone_after_s)
+
+
+@contextmanager
+def _noted(failures: list[ServiceError]) -> Iterator[None]:
+    """Note a failure inside the context, so that one trainer or owner does not keep the others."""
+    try:
+        yield
+    except ServiceError as error:
+        failures.append(error)

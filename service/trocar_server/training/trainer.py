@@ -32,7 +32,7 @@ from trocar_server.training.model.description import TrainerDescription
 from trocar_server.training.numbering import Numbering
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.core import TrainerCore
-from trocar_server.training.step.prediction_count import correct_count
+from trocar_server.training.step.prediction_count import prediction_count
 from trocar_server.training.step.step_result import StepResult
 from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated, TrainerActivity
@@ -45,6 +45,16 @@ Result = TypeVar("Result")
 
 MakeBatch = Callable[[PassGuard], Batch]
 """Makes a batch on torch's owner thread."""
+_LASTING_REASONS = (
+    ErrorReason.NON_FINITE_STEP,
+    ErrorReason.TARGET_REJECTED,
+    ErrorReason.INPUT_REJECTED,
+    ErrorReason.TRAINER_INVALID,
+    ErrorReason.MODULE_NOT_CALLED,
+    ErrorReason.NOT_DIFFERENTIABLE,
+    ErrorReason.STEP_OUT_OF_ORDER,
+)
+"""Of calls that fail whenever they are repeated, with this batch; other failures pass."""
 _RESULTS = "results"
 """Key in a checkpoint's attached data: results of the last numbered calls."""
 
@@ -196,7 +206,7 @@ class Trainer:
         """Repeat the calls of the journal: those after the checkpoint from which it was restored.
 
         Raises:
-            ServiceError: The journal cannot be read.
+            ServiceError: The journal cannot be read, or a call that was applied failed now.
         """
         assert self.durable is not None
         async for entries in self.durable.entries(self.numbering.next_number):
@@ -204,12 +214,26 @@ class Trainer:
                 done: list[Applied] = []
                 try:
                     await self._on_owner(partial(self._repeat, entries, done), None, [])
-                except ServiceError as error:  # as it did then, without an effect
+                except ServiceError as error:
+                    # The entry of a call that failed was removed, unless its server was lost before.
+                    is_last = not await self.durable.has_entry(entries[len(done)].number + 1)
+                    if not is_last or error.reason not in _LASTING_REASONS:
+                        raise
                     _log.info("a step failed again", trainer_id=self.trainer_id, why=error.message)
                     return
                 finally:
                     await self._note(self.durable, entries, done)
                 del entries[: len(done)]
+        if await self.durable.has_entry(self.numbering.next_number):
+            self._journal_ended(self.numbering.next_number)
+
+    def _journal_ended(self, number: int) -> None:
+        """Tell that a damaged entry ended the journal; the next call saves a checkpoint, which removes it."""
+        self._changed()
+        self.notices += (
+            f"the server's journal is damaged at step {number}: that step and those after it are lost, take "
+            "them again from there",
+        )
 
     async def _note(
         self, durable: DurableSteps, entries: Sequence[JournalEntry], done: Sequence[Applied]
@@ -238,7 +262,7 @@ class Trainer:
         def work(guard: PassGuard) -> Evaluated:
             batch = make_batch(guard)
             result = self.core.evaluate(batch, guard)
-            return Evaluated(result, correct_count(self.spec.losses, result.output, batch.targets))
+            return Evaluated(result, prediction_count(self.spec.losses, result.output, batch.targets))
 
         done: list[Evaluated] = []
         with self._in_use():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum, unique
 
+from trocar_server.training.step.prediction_count import PredictionCount
 from trocar_server.training.step.step_result import EvalResult, StepResult
 
 
@@ -40,5 +41,5 @@ class Evaluated:
     """Result of an evaluation."""
 
     result: EvalResult
-    correct_count: int | None
-    """Correct predictions; None without class indices to compare with."""
+    predictions: PredictionCount | None
+    """Its predictions; None without class indices to compare with."""

@@ -326,8 +326,11 @@ class Trainers:
             storage = await asyncio.to_thread(self.storage.get)
             if not await asyncio.to_thread(storage.take_over, owner, trainer_id):
                 return
-            record = await asyncio.to_thread(storage.trainers.get, trainer_id)
-            await self._bring_back(record)
+            found = await asyncio.to_thread(storage.trainers.look_at, trainer_id)
+            if isinstance(found, UnreadableTrainer):  # it is here all the same, and others follow
+                self._unreadable[trainer_id] = found
+            elif found is not None:
+                await self._bring_back(found)
             if trainer_id in self._trainers:
                 _log.info("trainer taken over", trainer_id=trainer_id, of=owner)
 

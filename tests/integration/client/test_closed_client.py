@@ -1,13 +1,16 @@
 """Calls on a client that is closed before them, or by another thread as they begin."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import trocar
 from tests.support.oracles.oracle import noise
 from tests.support.servers.running_server import RunningServer
+from trocar.aio import AsyncTrainer
 
 IMAGES = noise(2, 3, 32, 32)
 LABELS = np.array([0, 1])
@@ -48,3 +51,36 @@ def test_a_call_that_begins_as_the_client_is_closed_says_so(
     monkeypatch.setattr(connection, "begin", begin_and_close)
     with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
         call(client, trainer)
+
+
+LARGE = np.ones((4096, 96), np.float32)
+MODEL = {"module": torch.nn.Identity(), "input_shape": (96,)}
+
+
+async def watched(trainer: AsyncTrainer) -> None:
+    async for _ in trainer.watch():
+        pass
+
+
+async def test_calls_over_shared_memory_after_the_close_say_so(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"adapter")
+    async with trocar.aio.connect("local", models={"same": MODEL}) as client:
+        await client.extract("same", LARGE, "/out")
+        prepared = await client.prepare("same", LARGE[:1], "/out")
+        trainer = AsyncTrainer(client._connection, "0" * 32)
+    for call in (
+        lambda: client.extract("same", LARGE, "/out"),
+        lambda: prepared(LARGE[:1]),
+        lambda: watched(trainer),
+        lambda: trainer.load_adapter(tmp_path),
+    ):
+        with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
+            await call()
+    assert (await client.shared_array((4096, 96))).shape == (4096, 96)
+
+
+def test_a_fit_is_not_followed_after_the_close(server: RunningServer) -> None:
+    with trocar.connect(server.address) as client:
+        trainer = client.train("plain")
+    with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
+        next(iter(trainer.watch()))

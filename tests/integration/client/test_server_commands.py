@@ -67,6 +67,7 @@ def test_a_server_that_is_ready_prints_its_address_and_failed_models_as_json(tmp
         (("token", "create", "alice", "--scope", "run", "--expires", "soon"), 2, None, "30d"),
         (("doctor", "--adress", "gpu1"), 2, None, "--adress"),
         (("serve", "--config", "{folder}/missing.toml"), 1, "INVALID_ARGUMENT", "missing.toml"),
+        (("serve", "resnet18", "timm:resnet18"), 1, "MODEL_INVALID", "write other=timm:resnet18"),
         (("serve", "--port", "many"), 2, None, "--port"),
         (("convert", "{folder}/a.pth", "{folder}/b.safetensors"), 2, None, "a.pth"),
     ],

@@ -34,7 +34,7 @@ Pair = tuple[RunningServer, RunningServer]
 def replica(**settings: Any) -> Iterator[RunningServer]:
     """Start a server that knows that it is a replica of `plain`."""
     with running_server(models=MODELS, device="cpu", **settings) as server:
-        server.run(lambda: server.app.rpc.identify(replica_id(server, "plain")))
+        server.run(lambda: server.app.lifecycle.identify(replica_id(server, "plain")))
         yield server
 
 

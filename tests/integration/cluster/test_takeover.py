@@ -2,9 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 
 import trocar
 from tests.support.oracles.tiny_training import (
-    MODELS,
     PlainTrainer,
     assert_weights,
     fitted_plainly,
@@ -22,58 +19,27 @@ from tests.support.oracles.tiny_training import (
     samples,
 )
 from tests.support.servers.gateway import Gateway, is_serving
-from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.replicas import Replicas
+from tests.support.servers.running_server import RunningServer
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel, unary_call
 from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
-from trocar.errors import NonFiniteStepError, QuotaExceededError, TrainerBusyError, UnknownTrainerError
-from trocar_api.repeats import REPEATED_KEY
-from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse, PublishTrainerRequest
-from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
-from trocar_server.cluster.published_models import PublishedModels
-from trocar_server.cluster.replica_server import take_slot
+from trocar.errors import (
+    CheckpointCorruptError,
+    NonFiniteStepError,
+    QuotaExceededError,
+    TrainerBusyError,
+    UnknownTrainerError,
+)
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse
+from trocar_server.errors import ServiceError
 from trocar_server.training import trainer as trainer_module
-from trocar_server.training.files.owner_folders import OwnerFolders
+from trocar_server.training.files.step_journal import StepJournal
 from trocar_server.training.fit import fitting as fitting_module
+from trocar_server.training.step.core import TrainerCore
 
 WAIT_S = 60.0
-
-
-class Replicas:
-    """Servers that share the folder of their trainers."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.root, self._folder, self._stack = folder / "trainers", folder, stack
-        self._names: dict[RunningServer, str] = {}
-
-    def start(self, **options: Any) -> RunningServer:
-        name = f"replica-{len(self._names)}"
-        settings: dict[str, Any] = {"models": MODELS, "device": "cpu", "data_dir": self._folder / "data"}
-        settings |= options
-        settings.setdefault("own_dir", self._folder / name)
-        server = self._stack.enter_context(running_server(owners=OwnerFolders(self.root, name), **settings))
-        self._names[server] = name
-        return server
-
-    def lose(self, *, by: RunningServer) -> None:
-        """Let a server believe that it is the only one left."""
-        takeover = by.app.takeover
-        assert takeover is not None
-        takeover._gone_after_s = 0.0  # the time is Ray's business
-        takeover._servers = {self._names[by]: True}
-        by.run(takeover.look)
-
-
-@pytest.fixture
-def replicas(tmp_path: Path) -> Iterator[Replicas]:
-    with ExitStack() as stack:
-        yield Replicas(tmp_path, stack)
-
-
-@pytest.fixture
-def clients() -> Iterator[Any]:
-    with ExitStack() as stack:
-        yield lambda server: stack.enter_context(trocar.connect(server.address, retries=0))
 
 
 def make_steps(client: trocar.Client, count: int) -> trocar.Trainer:
@@ -235,6 +201,73 @@ def test_failed_steps_and_restores_leave_the_journal_right(
     assert_weights(clients(third).trainer(trainer.trainer_id), plain_steps(3).model, tmp_path)
 
 
+def test_a_damaged_trainer_is_told_and_keeps_no_other(replicas: Replicas, clients: Any) -> None:
+    first, second = replicas.start(), replicas.start()
+    damaged, *whole = sorted(
+        (make_steps(clients(first), 2) for _ in range(3)), key=lambda one: one.trainer_id
+    )
+    damaged.save()  # names its owner, too
+    record = replicas.root / "replica-0" / damaged.trainer_id / "trainer.json"
+    record.write_bytes(record.read_bytes()[:-1])
+    replicas.lose(by=second)
+    client = clients(second)
+    assert [client.trainer(trainer.trainer_id).info().next_number for trainer in whole] == [2, 2]
+    with pytest.raises(CheckpointCorruptError, match=r"description of the trainer .* is damaged"):
+        client.trainer(damaged.trainer_id).info()
+
+
+@pytest.mark.parametrize("failing", [2, 4])
+def test_a_step_whose_repetition_fails_in_passing_is_not_lost(
+    replicas: Replicas, clients: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    first, second = replicas.start(), replicas.start()
+    trainer = make_steps(clients(first), 5)
+    step = TrainerCore.step
+
+    def fail(core: TrainerCore, *given: Any) -> Any:
+        if core.step_count == failing:
+            raise ServiceError(ErrorReason.OUT_OF_MEMORY, "the device is full right now")
+        return step(core, *given)
+
+    monkeypatch.setattr(TrainerCore, "step", fail)
+    replicas.lose(by=second)
+    monkeypatch.setattr(TrainerCore, "step", step)
+    again = clients(second).trainer(trainer.trainer_id)
+    assert again.info().next_number == 5
+    assert_weights(again, plain_steps(5).model, tmp_path)
+
+
+def test_only_the_last_step_may_fail_again(
+    replicas: Replicas, clients: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server was lost before it had removed the entry of a step that failed."""
+    first, second = replicas.start(), replicas.start()
+    trainer = make_steps(clients(first), 2)
+    monkeypatch.setattr(StepJournal, "discard", lambda *_: None)
+    with pytest.raises(NonFiniteStepError):
+        trainer.step(np.full_like(samples(4)[0], np.nan), samples(4)[1])
+    replicas.lose(by=second)
+    again = clients(second).trainer(trainer.trainer_id)
+    again.step(*samples(4, 2), number=2)
+    assert_weights(again, plain_steps(3).model, tmp_path)
+
+
+def test_steps_that_the_disk_has_lost_are_told(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
+    first, second, third = (replicas.start() for _ in range(3))
+    trainer = make_steps(clients(first), 5)
+    entry = sorted(replicas.root.glob("replica-0/*/step-*"))[2]
+    entry.write_bytes(entry.read_bytes()[:-1])
+    replicas.lose(by=second)
+    again = clients(second).trainer(trainer.trainer_id)
+    (notice,) = again.info().notices
+    assert "damaged at step 2" in notice
+    again.step(*samples(4, 2), number=2)
+    replicas.lose(by=third)  # what followed the damaged one is not repeated
+    last = clients(third).trainer(trainer.trainer_id)
+    assert (last.info().next_number, last.info().notices) == (3, ())
+    assert_weights(last, plain_steps(3).model, tmp_path)
+
+
 def test_a_fit_goes_on(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
     data, epochs, batch_size = samples(40, 11), 20, 4
     expected, losses = fitted_plainly(data, epochs, batch_size)
@@ -373,96 +406,3 @@ def test_predictions_wait_for_the_takeover_of_their_trainer(replicas: Replicas) 
             assert not np.array_equal(trainer.predict(inputs), expected)
     finally:
         gateway.stop()
-
-
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_a_publication_whose_answer_is_lost_with_its_replica_is_not_made_twice(
-    replicas: Replicas, clients: Any, tmp_path: Path, has_ended: bool
-) -> None:
-    (lost_slot, lost_lock), (own_slot, own_lock) = (
-        take_slot(tmp_path / "replicas" / "tiny") for _ in range(2)
-    )
-    first, second = replicas.start(own_dir=lost_slot), replicas.start(own_dir=own_slot)
-    publishing = second.app.trainers.publishing
-    publishing.others = PublishedModels(own_slot, MODELS, publishing)  # as `replica_server` does
-    trainer = make_trainer(clients(first))
-    trainer.step(*samples(4))
-    trainer.publish("tuned")
-    replicas.lose(by=second)
-    if has_ended:
-        lost_lock.release()
-    request = PublishTrainerRequest(trainer_id=trainer.trainer_id, model_id="tuned")
-    with raw_channel(second.address) as channel:
-        TrainerServiceStub(channel).PublishTrainer(request, metadata=((REPEATED_KEY, "1"),), timeout=WAIT_S)
-    found = [path.parent.parent.parent for path in tmp_path.glob("replicas/*/*/published/*/model.json")]
-    assert found == [own_slot if has_ended else lost_slot]
-    clients(second if has_ended else first).unpublish("tuned")
-    assert list(tmp_path.glob("replicas/*/*/published/*/model.json")) == []
-    for lock in (lost_lock, own_lock):
-        lock.release()
-
-
-def test_an_id_is_published_once_on_a_cluster(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
-    """Not by a replica of another model either, nor by two at once, nor one of the configuration."""
-    folders = [tmp_path / "replicas" / name for name in ("tiny", "tiny", "other")]
-    connected, locks = [], []
-    for folder in folders:
-        slot, lock = take_slot(folder)
-        replica = replicas.start(own_dir=slot)
-        publishing = replica.app.trainers.publishing
-        publishing.others = PublishedModels(slot, [*MODELS, "configured"], publishing)
-        connected.append(clients(replica))
-        locks.append(lock)
-    trainers = [make_trainer(client) for client in connected]
-
-    def problem_of(trainer: trocar.Trainer, name: str = "tuned") -> str:
-        try:
-            trainer.publish(name)
-        except trocar.errors.TrocarError as error:
-            return str(error.reason)
-        return ""
-
-    with ThreadPoolExecutor(len(trainers)) as threads:
-        problems = list(threads.map(problem_of, trainers))
-    assert sorted(problems) == ["", "MODEL_CONFLICT", "MODEL_CONFLICT"]
-    found = list(tmp_path.glob("replicas/*/*/published/*/model.json"))
-    assert [path.parent.name for path in found] == ["tuned"]
-    assert problem_of(trainers[0], "configured") == "MODEL_CONFLICT"
-    connected[problems.index("")].unpublish("tuned")
-    assert [problem_of(trainer) for trainer in trainers] == ["", "MODEL_CONFLICT", "MODEL_CONFLICT"]
-    for lock in locks:
-        lock.release()
-
-
-def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_path: Path) -> None:
-    """Not those of one that runs, nor one whose id is taken; each moves once."""
-    slots, locks = [], []
-    settings: dict[str, Any] = {"models": MODELS, "device": "cpu", "data_dir": tmp_path / "data"}
-    for _ in range(2):
-        slot, lock = take_slot(tmp_path / "replicas")
-        slots.append(slot)
-        locks.append(lock)
-    inputs = samples(4, 0)[0]
-    with running_server(own_dir=slots[1], **settings) as other, trocar.connect(other.address) as client:
-        published = PublishedModels(slots[1], MODELS, other.app.trainers.publishing)
-        own = make_trainer(client)
-        own.publish("both")
-        with running_server(own_dir=slots[0], **settings) as lost, trocar.connect(lost.address) as first:
-            trainer = make_trainer(first)
-            trainer.step(*samples(4, 1))
-            for name in ("tuned", "both"):
-                trainer.publish(name)
-            expected = first.extract("tuned", inputs, "/out")["/out"]
-            other.run(published.take_lost)
-            assert "tuned" not in {model.model_id for model in client.models()}
-        before = client.extract("both", inputs, "/out")["/out"]
-        locks[0].release()
-        for _ in range(2):
-            other.run(published.take_lost)
-        assert np.array_equal(client.extract("tuned", inputs, "/out")["/out"], expected)
-        assert np.array_equal(client.extract("both", inputs, "/out")["/out"], before)
-        assert not np.array_equal(before, expected)
-        take_slot(tmp_path / "replicas")[1].release()  # nothing holds the lost one's
-    with running_server(own_dir=slots[1], **settings) as again, trocar.connect(again.address) as client:
-        assert np.array_equal(client.extract("tuned", inputs, "/out")["/out"], expected)
-    locks[1].release()

@@ -7,11 +7,13 @@
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import torch
+import transformers
 from transformers import WhisperFeatureExtractor
 
 import trocar
@@ -103,3 +105,64 @@ def test_more_seconds_than_allowed_are_refused(client: Client) -> None:
 def test_texts_are_refused_by_a_model_of_sound(client: Client) -> None:
     with pytest.raises(NoPreprocessingError, match="no tokenizer, so it takes no texts"):
         client.extract("whisper", "hello", [LAYER])
+
+
+def clap() -> tuple[Any, Any]:
+    """Return a CLAP of text and sound, and its feature extractor."""
+    text = transformers.ClapTextConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30
+    )
+    sound = transformers.ClapAudioConfig(
+        hidden_size=16,
+        patch_embeds_hidden_size=8,
+        depths=[1, 1],
+        num_attention_heads=[2, 2],
+        spec_size=64,
+        num_mel_bins=64,
+        patch_size=4,
+        patch_stride=[4, 4],
+        window_size=4,
+    )
+    config = transformers.ClapConfig(
+        text_config=text.to_dict(), audio_config=sound.to_dict(), projection_dim=8
+    )
+    return transformers.ClapModel(config).eval(), transformers.ClapFeatureExtractor(
+        truncation="rand_trunc", max_length_s=1, hop_length=960
+    )
+
+
+def encodec() -> tuple[Any, Any]:
+    """Return an EnCodec, and its feature extractor, which pads and makes a mask."""
+    config = transformers.EncodecConfig(
+        num_filters=2, hidden_size=8, codebook_dim=8, codebook_size=16, num_lstm_layers=1
+    )
+    return transformers.EncodecModel(config).eval(), transformers.EncodecFeatureExtractor()
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "counts", "others"),
+    [
+        (clap, "audio_projection.linear2", [48_000, 30_000], {"input_ids": np.array([[2, 5, 3]] * 2)}),
+        (encodec, "encoder.layers.0", [2_400, 1_200], {}),
+    ],
+)
+def test_masks_and_flags_of_sound_reach_the_model(
+    tmp_path: Path, make: Any, path: str, counts: list[int], others: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model, extractor = make()
+    model.save_pretrained(tmp_path)
+    extractor.save_pretrained(tmp_path)
+    clips = [np.random.default_rng(count).normal(size=count).astype(np.float32) for count in counts]
+    rate = extractor.sampling_rate
+    found: list[torch.Tensor] = []
+    model.get_submodule(path).register_forward_hook(lambda _, __, value: found.append(value))
+    with torch.inference_mode():
+        ids = {name: torch.from_numpy(value) for name, value in others.items()}
+        model(**ids, **extractor(clips, sampling_rate=rate, return_tensors="pt"))
+    with (
+        running_server(models={"own": {"source": f"hf:{tmp_path}"}}, device="cpu") as server,
+        trocar.connect(server.address) as own,
+    ):
+        maps = own.extract("own", {**others, "audio": trocar.audio(clips, rate)}, [path])
+    np.testing.assert_array_equal(maps[path], found[0].numpy())

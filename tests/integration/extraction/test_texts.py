@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
@@ -241,3 +242,111 @@ def test_a_model_that_is_loaded_again_gets_the_tokenizer_that_is_there_then(tmp_
     assert second == (first[0], first[2], first[1], first[3])
     assert not np.array_equal(before[LAYER], after[LAYER])
     assert before.tokens.processor_digest != after.tokens.processor_digest
+
+
+def distilbert() -> Any:
+    """Return a DistilBERT, which takes no token types."""
+    config = transformers.DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=16, vocab_size=30)
+    return transformers.DistilBertModel(config)
+
+
+def bart() -> Any:
+    """Return a BART, which takes no token types either."""
+    config = transformers.BartConfig(
+        vocab_size=30,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+    )
+    return transformers.BartModel(config)
+
+
+def roberta() -> Any:
+    """Return a RoBERTa for 16 tokens: of the 18 rows of its table, two are the padding's and unused."""
+    config = transformers.RobertaConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=30,
+        max_position_embeddings=18,
+        pad_token_id=1,
+    )
+    return transformers.RobertaModel(config)
+
+
+_OF_BERT = ["input_ids", "token_type_ids", "attention_mask"]
+TAKERS = {"distilbert": (distilbert, _OF_BERT), "bart": (bart, _OF_BERT), "roberta": (roberta, _OF_BERT[::2])}
+"""Model, and what its tokenizer makes."""
+
+
+@pytest.fixture(scope="module")
+def takers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of `TAKERS`, with tokenizers that know no maximum."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in TAKERS}
+    for name, (make, names) in TAKERS.items():
+        torch.manual_seed(0)
+        make().save_pretrained(folders[name])
+        text_models.save_tokenizer(folders[name], model_max_length=int(1e30), model_input_names=names)
+    return folders
+
+
+def own_model(folder: Path) -> Any:
+    """Return a model of `TAKERS` as transformers loads it."""
+    return transformers.AutoModel.from_pretrained(str(folder)).eval()
+
+
+@pytest.fixture(scope="module")
+def taking(takers: dict[str, Path]) -> Iterator[Client]:
+    models: dict[str, Any] = {name: {"source": f"hf:{folder}"} for name, folder in takers.items()}
+    with running_server(models=models, device="cpu") as running, trocar.connect(running.address) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("distilbert", "transformer.layer.0"), ("bart", "encoder.layers.0")]
+)
+def test_a_model_gets_what_it_takes_of_its_tokenizer(
+    taking: Client, takers: dict[str, Path], name: str, layer: str
+) -> None:
+    encoding = AutoTokenizer.from_pretrained(str(takers[name]))(TEXTS, padding=True, return_tensors="pt")
+    assert encoding.pop("token_type_ids") is not None
+    maps = taking.extract(name, TEXTS, [layer])
+    assert maps.tokens.arguments == ("input_ids", "attention_mask")
+    assert np.array_equal(maps[layer], hooked(own_model(takers[name]), layer, encoding))
+
+
+def test_texts_of_a_decoder_are_what_the_decoder_takes(taking: Client, takers: dict[str, Path]) -> None:
+    tokenizer, layer = AutoTokenizer.from_pretrained(str(takers["bart"])), "decoder.layers.0"
+    options = {"padding": True, "return_tensors": "pt", "return_token_type_ids": False}
+    answers = tokenizer(TEXTS[::-1], **options)
+    encoding = {**tokenizer(TEXTS, **options), **{f"decoder_{name}": answers[name] for name in answers}}
+    maps = taking.extract("bart", {"text": TEXTS, "decoder_text": TEXTS[::-1]}, [layer])
+    assert np.array_equal(maps[layer], hooked(own_model(takers["bart"]), layer, encoding))
+
+
+def test_a_text_is_cut_to_the_positions_of_the_model(taking: Client, takers: dict[str, Path]) -> None:
+    text, layer = "the cat sat on the mat " * 5, "encoder.layer.0"
+    tokenizer = AutoTokenizer.from_pretrained(str(takers["roberta"]))
+    encoding = tokenizer([text], truncation=True, max_length=16, return_tensors="pt")
+    maps = taking.extract("roberta", trocar.texts([text], truncate=True), [layer])
+    assert maps.tokens.lengths == (16,)
+    assert np.array_equal(maps[layer], hooked(own_model(takers["roberta"]), layer, encoding))
+    with pytest.raises(InputRejectedError, match="32 tokens, the model takes 16"):
+        taking.extract("roberta", [text], [layer])
+
+
+def test_texts_of_which_a_model_takes_nothing_are_refused_as_such(tmp_path: Path) -> None:
+    """A Whisper's folder has its decoder's tokenizer, and the encoder alone takes no ids."""
+    text_models.save_tokenizer(text_models.save_whisper(tmp_path))
+    source = {"source": f"hf:{tmp_path}#audio-classification"}
+    with (
+        running_server(models={"own": source}, device="cpu") as running,
+        trocar.connect(running.address) as own,
+        pytest.raises(InputRejectedError, match="the model takes nothing of what its tokenizer"),
+    ):
+        own.extract("own", TEXTS, ["layer[0]"])

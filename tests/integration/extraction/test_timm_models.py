@@ -5,6 +5,7 @@
 # pyright: reportPrivateImportUsage=false, reportOptionalMemberAccess=false, reportIndexIssue=false
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import trocar
 from tests.support.servers.running_server import running_server
-from trocar_server.models import load_model, parse_model_argument
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.models import load_model, named_model, parse_model_argument
 from trocar_server.models.stages import stages_for
 
 SIDES = {
@@ -112,6 +116,77 @@ def test_images_are_prepared_as_timm_prepares_them(name: str, tmp_path: Path) ->
     image = Image.fromarray(pixels)
     assert hosted.preprocessing is not None
     assert torch.equal(hosted.preprocessing([image])[0], transform(image))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "side", "is_fixed"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 384}, 384, True),
+        ("mixer_s16_224", {"img_size": 64}, 64, True),
+        ("vit_tiny_patch16_224", {"dynamic_img_size": True}, 224, False),
+        ("swin_tiny_patch4_window7_224", {"strict_img_size": False}, 224, False),
+        ("test_convnext", {}, 160, False),
+    ],
+)
+def test_the_size_of_images_is_the_modules(
+    tmp_path: Path, name: str, options: dict[str, Any], side: int, is_fixed: bool
+) -> None:
+    from timm.data import create_transform, resolve_data_config
+
+    spec = named_model("m", f"timm:{name}", weights="random:0", options=options)
+    hosted = load_model(spec, torch.device("cpu"), tmp_path)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 411, 3), np.uint8))
+    assert hosted.preprocessing is not None
+    settings = resolve_data_config({"input_size": (3, side, side)}, model=hosted.module)
+    assert torch.equal(hosted.preprocessing([image])[0], create_transform(**settings)(image))
+    assert hosted.input_shape == (3, side, side)
+    other = torch.zeros(1, 3, side + 224, side)
+    with torch.inference_mode():  # timm itself takes what is not refused, and nothing else
+        hosted.module(*hosted.example_inputs())
+        with pytest.raises((AssertionError, RuntimeError)) if is_fixed else nullcontext():
+            hosted.module(other)
+    with pytest.raises(ServiceError) if is_fixed else nullcontext():
+        hosted.signature.check([("x", torch.float32, tuple(other.shape))])
+
+
+def test_images_are_not_prepared_for_a_model_of_one_channel(tmp_path: Path) -> None:
+    spec = named_model("m", "timm:resnet10t", weights="random:0", options={"in_chans": 1})
+    hosted = load_model(spec, torch.device("cpu"), tmp_path)
+    assert (hosted.preprocessing, hosted.input_shape) == (None, (1, 176, 176))
+
+
+def _stored_weights(name: str, cache: Path) -> Path:
+    """Put an architecture's weights, random ones, into the cache as if they were downloaded."""
+    config = timm.get_pretrained_cfg(name)
+    file = cache / "weights" / "timm" / f"{config.architecture}.{config.tag}.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(_own(name).state_dict(), file)
+    return file
+
+
+@pytest.mark.parametrize("class_count", [10, 1001])
+def test_weights_of_another_number_of_classes_are_refused(tmp_path: Path, class_count: int) -> None:
+    file = _stored_weights("resnet10t", tmp_path)
+    options = {"num_classes": class_count}
+    for settings in ({}, {"weights": str(file)}):
+        with pytest.raises(ServiceError) as error:
+            load_model(
+                named_model("m", "timm:resnet10t", options=options, **settings), torch.device("cpu"), tmp_path
+            )
+        assert error.value.reason is ErrorReason.WEIGHTS_MISMATCH
+    own = load_model(
+        named_model("m", "timm:resnet10t", options=options, weights="random:0"), torch.device("cpu"), tmp_path
+    )
+    assert own.module.num_classes == class_count
+
+
+@pytest.mark.parametrize("class_count", [0, 1000])
+def test_a_head_may_be_left_out_of_weights(tmp_path: Path, class_count: int) -> None:
+    _stored_weights("resnet10t", tmp_path)
+    spec = named_model("m", "timm:resnet10t", options={"num_classes": class_count})
+    hosted = load_model(spec, torch.device("cpu"), tmp_path)
+    own = _own("resnet10t").state_dict()
+    assert all(torch.equal(value, own[key]) for key, value in hosted.module.state_dict().items())
 
 
 def test_classes_are_those_of_imagenet(client: trocar.Client) -> None:

@@ -1,7 +1,9 @@
 """A draining server: what it refuses, what it finishes, and that it can accept work again."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,12 @@ from tests.support.models.odd_models import Identity
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
 from tests.support.wire.wire import extract_call, raw_channel
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.drain import is_work
 from trocar_server.rpc.call.method_scopes import METHOD_SCOPES
+from trocar_server.training.fit.fitting import Command
+from trocar_server.training.trainer import Trainer
 
 ROW = np.zeros((1, 3), np.float32)
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -113,6 +119,100 @@ def test_a_fit_that_waited_comes_to_the_same_end(client: trocar.Client, tmp_path
             client.drain()
             client.drain(undo=True)
     assert_equal(exported(trainer, tmp_path / "fitted.safetensors"), expected)
+
+
+def control(running: RunningServer, trainer: trocar.Trainer, command: Command) -> str:
+    """Do what a call does that came just before the drain."""
+    (own,) = running.app.trainers.all()
+    return running.run(lambda: running.app.fits.control(own.principal, trainer.trainer_id, command))
+
+
+def test_a_fit_paused_while_the_server_drains_stays_paused_afterwards(
+    running: RunningServer, client: trocar.Client
+) -> None:
+    trainer = make_trainer(client, ("fc",))
+    first = trainer.start_fit(samples(), epochs=100_000, batch_size=BATCH)
+    next(event for event in trainer.watch(first) if event.kind == "step")
+    client.drain()
+    assert control(running, trainer, Command.PAUSE) == "paused"
+    assert client.drain().waiting_fit_count == 0
+    (own,) = running.app.trainers.all()
+    assert own.stored_facts["fit"]["is_paused"]
+    client.drain(undo=True)
+    assert trainer.info().state == "paused"
+    (run,) = running.app.fits._runs.values()
+    assert not run.goes_on.is_set()
+    assert trainer.resume() == "running"
+    trainer.cancel()
+    assert {"paused", "resumed"} <= {event.kind for event in trainer.watch(first)}
+
+
+def test_a_fit_resumed_while_the_server_drains_waits_for_its_end(
+    running: RunningServer, client: trocar.Client
+) -> None:
+    trainer = make_trainer(client, ("fc",))
+    events = trainer.watch(trainer.start_fit(samples(), epochs=100_000, batch_size=BATCH))
+    next(event for event in events if event.kind == "step")
+    trainer.pause()
+    client.drain()
+    step = trainer.info().update_count
+    assert control(running, trainer, Command.RESUME) == "running"
+    assert client.drain().waiting_fit_count == 1
+    assert trainer.info().update_count == step
+    client.drain(undo=True)
+    next(event for event in events if event.kind == "step" and event["step"] > step)
+    trainer.cancel()
+
+
+def held_fit(client: trocar.Client, gate: Gate) -> trocar.Trainer:
+    """Start a fit, one of whose steps waits at the gate."""
+    trainer = client.train("gated", trainable=["last"], optimizer=trocar.sgd(lr=0.1))
+    data = np.ones((8, 3), np.float32), np.arange(8) % 3
+    events = trainer.watch(trainer.start_fit(data, epochs=100_000, batch_size=2, feature_cache=False))
+    next(event for event in events if event.kind == "step")
+    gate.hold()
+    assert gate.entered.wait(WAIT_S)
+    return trainer
+
+
+def test_a_drain_whose_caller_has_left_saves_the_fits(
+    running: RunningServer, client: trocar.Client, gate: Gate
+) -> None:
+    trainer = held_fit(client, gate)
+
+    async def leave() -> None:
+        draining = asyncio.create_task(running.app.lifecycle.drain(True))
+        (run,) = running.app.fits._runs.values()
+        while run.goes_on.is_set():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        draining.cancel()
+        asyncio.get_running_loop().call_soon(gate.release)
+        with suppress(asyncio.CancelledError):
+            await draining
+
+    running.run(leave)
+    assert trainer.checkpoints()[-1].update_count == trainer.info().update_count > 0
+    assert client.drain().waiting_fit_count == 1
+
+
+def test_a_repeated_drain_saves_what_could_not_be_saved(
+    client: trocar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(client, ("fc",))
+    events = trainer.watch(trainer.start_fit(samples(), epochs=100_000, batch_size=BATCH))
+    next(event for event in events if event.kind == "step")
+
+    async def full(*_: object) -> None:
+        raise ServiceError(ErrorReason.STORAGE_FULL, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "write", full)
+        client.drain()
+    before = [one.number for one in trainer.checkpoints()]
+    for _ in range(2):  # the second one has nothing to save
+        client.drain()
+        saved = trainer.checkpoints()
+        assert (len(saved), saved[-1].update_count) == (len(before) + 1, trainer.info().update_count)
 
 
 @pytest.mark.parametrize(

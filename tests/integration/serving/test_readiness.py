@@ -104,6 +104,47 @@ async def test_the_asyncio_client_waits_too(tmp_path: Path) -> None:
             assert (await client.model("slow")).is_loaded
 
 
+def test_a_server_drained_while_it_loads_reports_not_serving_until_the_drain_ends(tmp_path: Path) -> None:
+    with capture_logs(), starting(tmp_path, slow=custom(Slow)) as (address, go_on):  # noqa: SIM117
+        with trocar.connect(address) as client:
+            assert client.drain().is_draining
+            go_on()
+            client.trainers()  # answered when the start is over
+            assert client.server_info().is_draining
+            assert not client.is_serving()
+            client.drain(undo=True)
+            client.wait_ready(60)
+
+
+def test_a_drain_that_ends_while_models_load_does_not_make_the_server_ready(tmp_path: Path) -> None:
+    with capture_logs(), starting(tmp_path, slow=custom(Slow)) as (address, go_on):  # noqa: SIM117
+        with trocar.connect(address) as client:
+            client.drain()
+            client.drain(undo=True)
+            assert not client.is_serving()
+            go_on()
+            client.wait_ready(60)
+
+
+def test_a_fit_that_a_drained_server_restores_waits_for_the_end_of_the_drain(tmp_path: Path) -> None:
+    images, labels = np.zeros((8, 3, 8, 8), np.float32), np.arange(8) % 5
+    with running_server(models={"plain": PLAIN}, data_dir=tmp_path / "data") as first:  # noqa: SIM117
+        with trocar.connect(first.address) as client:
+            trainer = client.train("plain", trainable=["fc"])
+            trainer.start_fit((images, labels), epochs=100_000, batch_size=4)
+    with capture_logs(), starting(tmp_path, plain=PLAIN, slow=custom(Slow)) as (address, go_on):  # noqa: SIM117
+        with trocar.connect(address) as client:
+            client.drain()
+            go_on()
+            restored = client.trainer(trainer.trainer_id)
+            step = restored.info().update_count
+            assert client.drain().waiting_fit_count == 1
+            assert restored.info().update_count == step
+            client.drain(undo=True)
+            next(event for event in restored.watch() if event.kind == "step" and event["step"] > step)
+            restored.cancel()
+
+
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_model_that_fails_leaves_the_others_served(
     serve: Serve, kind: str, capsys: pytest.CaptureFixture[str]

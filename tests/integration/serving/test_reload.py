@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -174,11 +175,25 @@ def test_a_model_that_a_client_has_loaded_is_not_overwritten(client: trocar.Clie
 
 
 def test_limits_hold_from_the_next_call(client: trocar.Client, change: Change) -> None:
+    before = client.server_info().limits
     change(limits={"max_batch": 2})
     assert client.reload_config() == ["limits.max_batch: 4096 -> 2"]
-    assert client.server_info().limits.max_batch == 2
+    assert client.server_info().limits == replace(before, max_batch=2)
     with pytest.raises(trocar.RequestTooLargeError):
         client.extract("a", np.zeros((3, 3), np.float32), "identity")
+
+
+def test_a_lower_limit_of_replies_holds_for_requests_that_were_known(
+    running: RunningServer, client: trocar.Client, change: Change
+) -> None:
+    rows = np.zeros((1000, 3), np.float32)
+    assert client.extract("a", rows, "identity")["identity"].nbytes == 12_000
+    change(limits={"max_reply_bytes": 1024})
+    client.reload_config()
+    with pytest.raises(trocar.ReplyTooLargeError, match="Nothing was computed"):
+        client.plan("a", rows.shape, taps="identity")
+    with pytest.raises(trocar.ReplyTooLargeError, match="Nothing was computed"):
+        client.extract("a", rows, "identity")
 
 
 def test_data_sets_come_and_go(client: trocar.Client, change: Change, tmp_path: Path) -> None:

@@ -270,3 +270,23 @@ def test_a_renewed_certificate_counts_for_the_next_connection(
     files.certificate.unlink()
     with connect(running, trusted.options()) as client:
         client.models()
+
+
+def test_a_certificate_that_could_not_be_read_at_first_is_loaded_when_it_can(
+    serve: Serve, trusted: Authority, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal writes the key for root alone, and changes its mode a moment later."""
+    files = signed(trusted.own, tmp_path, "live")
+    first, second = der(files.certificate), trusted.sign("late")
+    running = serve(**trusted.settings(data_dir, tls_cert=files.certificate, tls_key=files.key))
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trocar_server.rpc.listen.tls._check", refuse)  # who runs the tests may be root
+        second.key.replace(files.key)
+        second.certificate.replace(files.certificate)
+        assert served_certificate(running, trusted) == first
+    files.key.chmod(0o640)
+    assert served_certificate(running, trusted) == der(files.certificate) != first

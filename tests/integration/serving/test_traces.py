@@ -37,7 +37,7 @@ def tracer() -> Tracer:
 
 
 @contextmanager
-def traced(endpoint: str) -> Iterator[trocar.Client]:
+def traced(endpoint: str | None) -> Iterator[trocar.Client]:
     """Serve the models; when the context ends every span has been sent."""
     with (
         running_server(models=MODELS, device="cpu", otel_endpoint=endpoint) as running,
@@ -140,3 +140,17 @@ def test_a_collector_that_is_not_there_holds_up_nobody(monkeypatch: pytest.Monke
     with traced("http://127.0.0.1:9") as client:
         maps = client.extract("identity", ROWS, taps=["identity"])
     assert np.array_equal(maps["identity"], ROWS)
+
+
+@pytest.mark.parametrize("has_setting", [True, False])
+@pytest.mark.parametrize("is_disabled", [True, False])
+def test_the_server_says_whether_traces_are_sent(
+    collected: Collector, monkeypatch: pytest.MonkeyPatch, has_setting: bool, is_disabled: bool
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", str(is_disabled).lower())
+    if not has_setting:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collected.endpoint)
+    with traced(collected.endpoint if has_setting else None) as client:
+        (found,) = [feature for feature in client.server_info().features if feature.name == "traces"]
+    assert found.is_on is bool(collected.spans()) is not is_disabled
+    assert ("OTEL_SDK_DISABLED" in found.reason) is is_disabled

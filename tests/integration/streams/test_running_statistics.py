@@ -1,6 +1,7 @@
 """Statistics over a whole stream: exact, unmoved by failed batches and broken connections, resumable."""
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 import trocar
+from tests.support.models.tiny_models import Plain
 from tests.support.oracles.oracle import Array, noise
 from tests.support.servers.proxy import running_proxy
-from tests.support.servers.running_server import RunningServer
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom
 
 SIZES = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5]
 NAMES: list[Any] = ["mean", "std", "min", "l1", "skewness", "kurtosis", "count", "zero_fraction"]
@@ -168,6 +171,68 @@ def test_a_checkpoint_of_other_edits_or_another_objective_is_refused(
         return
     with pytest.raises(trocar.InvalidArgumentError, match="other edits or another objective"):
         results(of, edits, checkpoint=first.checkpoint, first_batch=1)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trocar.Client]:
+    """A client of a server with two models of one kind, and with lists of edits."""
+    models = {"plain": custom(Plain, (3, 8, 8)), "other": custom(Plain, (3, 8, 8))}
+    with (
+        running_server(models=models, device="cpu", data_dir=tmp_path_factory.mktemp("data")) as running,
+        trocar.connect(running.address, retries=0) as connected,
+    ):
+        yield connected
+
+
+def added(value: float) -> trocar.Edit:
+    return trocar.edit("conv2", "add", np.full((4, 1, 1), value, np.float32))
+
+
+def some_logits(*logits: int, **options: Any) -> trocar.Tap:
+    rows = np.eye(5, dtype=np.float32)[list(logits)]
+    return trocar.tap("fc", stats=["mean"], over="channel", reduce=[trocar.pca(rows)], **options)
+
+
+def one_batch(client: trocar.Client, **changed: Any) -> trocar.BatchResult:
+    """Return the result of a stream of one batch, with its checkpoint."""
+    usual: dict[str, Any] = {"model_id": "plain", "taps": some_logits(0, 1), "edits": [added(0.0)]}
+    options = {**usual, **changed, "running_statistics": True, "checkpoint_interval": 1}
+    with client.extract_stream(batches=[noise(2, 3, 8, 8)], **options) as running:
+        (result,) = running
+    return result
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_taken"),
+    [
+        ({}, True),
+        ({"taps": some_logits(0, 1, values=False)}, True),  # measured alike, and sent otherwise
+        ({"taps": some_logits(0, 2)}, False),
+        ({"taps": some_logits(0, 1, alias="logits")}, False),
+        ({"taps": [some_logits(0, 1), "conv"]}, False),
+        ({"edits": [added(100.0)]}, False),
+        ({"model_id": "other"}, False),
+    ],
+)
+def test_a_checkpoint_of_another_computation_is_refused(
+    own: trocar.Client, changed: dict[str, Any], is_taken: bool
+) -> None:
+    again: dict[str, Any] = {**changed, "checkpoint": one_batch(own).checkpoint, "first_batch": 1}
+    if is_taken:
+        assert one_batch(own, **again).error is None
+        return
+    with pytest.raises(trocar.InvalidArgumentError, match="belongs to another model, other taps"):
+        one_batch(own, **again)
+
+
+def test_a_checkpoint_of_a_stored_list_that_was_changed_is_refused(own: trocar.Client) -> None:
+    own.store_edits("plain", "mine", [added(0.0)])
+    first = one_batch(own, edits="mine")
+    again: dict[str, Any] = {"edits": "mine", "checkpoint": first.checkpoint, "first_batch": 1}
+    assert one_batch(own, **again).error is None
+    own.store_edits("plain", "mine", [added(100.0)], replace=True)
+    with pytest.raises(trocar.InvalidArgumentError, match="other edits or another objective"):
+        one_batch(own, **again)
 
 
 def test_other_channels_fail_their_batch_alone(client: trocar.Client) -> None:

@@ -3,6 +3,7 @@
 import io
 import random
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import pytest
 from PIL import Image
 
 import trocar
+from tests.support.models.odd_models import Identity
 from tests.support.oracles.oracle import Array, noise
 from tests.support.servers.footprint import hook_counts
 from tests.support.servers.proxy import running_proxy
 from tests.support.servers.running_server import RunningServer
+from tests.support.servers.serving import Serve, custom
 
 SHAPE = (2, 3, 8, 8)
+WAIT_S = 15.0
 
 
 def batches(count: int, first: int = 0) -> Iterator[Array]:
@@ -215,3 +219,48 @@ def test_large_batches_cross_in_many_chunks(client: trocar.Client) -> None:
 def test_an_option_out_of_range_is_refused_at_once(client: trocar.Client, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         client.extract_stream("plain", [], taps="fc", **{name: value})
+
+
+def tight(total_bytes: int) -> dict[str, Any]:
+    """Limits that let one caller reserve so many bytes."""
+    return {"max_principal_bytes": total_bytes, "max_pending_bytes": 4 * total_bytes}
+
+
+def test_a_batch_that_never_fits_beside_its_decoded_images_is_refused(serve: Serve) -> None:
+    """An image of 3.1 MB takes 6.9 MB more, decoded and prepared: either alone would fit."""
+    image = np.zeros((1, 1024, 1024, 3), np.uint8)
+    server = serve(models={"resnet18": {"weights": "random:0"}}, limits=tight(8_000_000))
+    with trocar.connect(server.address, retries=0) as own:
+        with own.extract_stream("resnet18", [image], taps="fc", timeout_s=WAIT_S) as stream:
+            (refused,) = stream
+        with own.extract_stream("resnet18", [image[:, ::4, ::4]], taps="fc") as stream:
+            (taken,) = stream
+    assert isinstance(refused.error, trocar.RequestTooLargeError)
+    assert "bytes together" in str(refused.error)
+    assert taken.error is None
+
+
+def test_a_batch_that_never_fits_beside_the_streams_tensors_is_refused(serve: Serve) -> None:
+    rows = np.ones((50, 1000, 3), np.float32)
+    edit = trocar.edit("identity", "add", rows)
+    server = serve(models={"identity": custom(Identity)}, limits=tight(rows.nbytes * 3 // 2))
+    tap = trocar.tap("identity", stats=["max"], values=False)
+    with trocar.connect(server.address, retries=0) as own, ThreadPoolExecutor(1) as background:
+        stream = own.extract_stream("identity", [rows, rows[:1]], taps=tap, edits=edit)
+        try:
+            refused = background.submit(next, stream).result(WAIT_S)
+        finally:
+            own.close()
+    assert isinstance(refused.error, trocar.RequestTooLargeError)
+    assert "bytes together" in str(refused.error)
+
+
+def test_batches_that_fit_one_at_a_time_come_through(serve: Serve) -> None:
+    images = [noise(1, 3, 1024, 1024, seed=i)[0].transpose(1, 2, 0)[None] for i in range(4)]
+    pixels = [np.clip(image * 64 + 128, 0, 255).astype(np.uint8) for image in images]
+    server = serve(models={"resnet18": {"weights": "random:0"}}, limits=tight(11_000_000))
+    with trocar.connect(server.address, retries=0) as own:
+        with own.extract_stream("resnet18", pixels, taps="fc", timeout_s=WAIT_S) as stream:
+            found = [result.unwrap()["fc"] for result in stream]
+        for image, values in zip(pixels, found, strict=True):
+            assert np.array_equal(values, own.extract("resnet18", image, taps="fc")["fc"])

@@ -275,7 +275,7 @@ def test_sound_that_cannot_be_used_is_refused_with_its_place(client: trocar.Clie
     with _trainer(client, "whisper") as trainer:
         with pytest.raises(FitInvalidError, match=r"sample 0 of the data set .*: clip 0 has 8,000 samples"):
             trainer.fit((slow, [0, 1]), batch_size=1, shuffle=False)
-        with pytest.raises(FitInvalidError, match=r"sample 1 .*: clip 1 has 1\.2 s, and the model takes 1 s"):
+        with pytest.raises(FitInvalidError, match=r"sample 1 .*: clip 1 has 1\.25 s, .* takes 1 s"):
             trainer.fit((long, [0, 1]), batch_size=2, shuffle=False)
     with (
         _trainer(client, "bert") as trainer,

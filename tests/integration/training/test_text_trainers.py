@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from transformers import (
     AutoTokenizer,
     BertForSequenceClassification,
@@ -38,10 +38,13 @@ def _folder(root: Path, kind: Any, config: Any, **tokenizer: Any) -> Path:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     gpt2 = GPT2Config(vocab_size=15, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    other = GPT2Config(vocab_size=15, n_positions=16, n_embd=8, n_layer=1, n_head=2)
     return {
         "bert": save_text_classifier(tmp_path_factory.mktemp("bert"), BertForSequenceClassification),
         "gpt2": _folder(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel, gpt2),
         "left": _folder(tmp_path_factory.mktemp("left"), GPT2LMHeadModel, gpt2, padding_side="left"),
+        "taught": _folder(tmp_path_factory.mktemp("taught"), GPT2LMHeadModel, other),
+        "taught_left": _folder(tmp_path_factory.mktemp("left"), GPT2LMHeadModel, other, padding_side="left"),
         "whisper": save_whisper(tmp_path_factory.mktemp("whisper")),
     }
 
@@ -133,6 +136,24 @@ def test_texts_are_their_own_labels_of_the_causal_loss(
     torch.manual_seed(7)
     expected = model(**encoding, labels=labels).loss
     assert trainer.step(samples).loss == expected.item()
+
+
+@pytest.mark.parametrize(("name", "teacher"), [("gpt2", "taught"), ("left", "taught_left")])
+def test_a_student_of_texts_learns_each_tokens_classes_of_its_teacher(
+    client: trocar.Client, folders: dict[str, Path], name: str, teacher: str
+) -> None:
+    term = trocar.loss_term("kl_div", teacher=trocar.teacher(teacher), temperature=2.0)
+    trainer = client.train(name, losses=term, seed=7)
+    model = plain(GPT2LMHeadModel, folders[name])
+    samples = BATCHES[0][0]
+    encoding = encoded(folders[name], samples)
+    counts = encoding["attention_mask"] == 1
+    with torch.no_grad():
+        taught = plain(GPT2LMHeadModel, folders[teacher]).eval()(**encoding).logits[counts]
+    torch.manual_seed(7)
+    logits = model(**encoding).logits[counts]
+    expected = kl_div(log_softmax(logits / 2, -1), softmax(taught / 2, -1), reduction="batchmean") * 4
+    assert trainer.step(samples).loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_sound_trains_too(client: trocar.Client) -> None:

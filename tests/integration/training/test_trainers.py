@@ -213,6 +213,14 @@ def test_evaluation_changes_nothing(client: trocar.Client) -> None:
     assert trainer.info().next_number == 0
 
 
+def test_accuracy_is_of_the_labels_that_count(client: trocar.Client) -> None:
+    trainer, (images, _) = make_trainer(client, ("fc",)), batches(1)[0]
+    found = trainer.predict(images).argmax(1)
+    evaluated = trainer.evaluate(images, np.where(np.arange(4) < 3, found, -100))
+    assert (evaluated.correct_count, evaluated.label_count, evaluated.sample_count) == (3, 3, 4)
+    assert evaluated.accuracy == 1.0
+
+
 def test_what_is_published_is_a_model_at_once_and_after_a_restart(tmp_path: Path) -> None:
     from tests.support.servers.running_server import running_server
 

@@ -23,6 +23,7 @@ from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve, custom
 from tests.support.servers.waiting import wait_until
 from trocar._sync import prepared as prepared_module
+from trocar._transport import segments
 from trocar_server.auth import Scope, TokenFile, live_grants
 
 ROW = np.array([[1.5, -2.0, 3.25]], np.float32)
@@ -114,6 +115,23 @@ def test_several_arguments_and_sources(client: trocar.Client) -> None:
         found = prepared({"x": ROW * 2})
         assert prepared.is_shared
         assert np.array_equal(found["identity"], ROW * 3)
+
+
+def test_slots_are_not_offered_before_they_have_the_arrays_of_the_edits(
+    client: trocar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of another thread would compute with zeros."""
+    edits, offered = trocar.edit("identity", "swap", source="other"), []
+    copy = segments.copy_payloads
+
+    def filled(payloads: Any, target: Any) -> None:
+        offered.append(prepared.is_shared)
+        copy(payloads, target)
+
+    with client.prepare("identity", ROW, "identity", edits=edits, sources={"other": ROW * 3}) as prepared:
+        monkeypatch.setattr(prepared_module, "copy_payloads", filled)
+        assert np.array_equal(prepared(ROW)["identity"], ROW * 3)
+        assert offered == [False] * 4 + [True]  # four slots, then the inputs of the call
 
 
 def test_over_tcp_it_is_an_extract() -> None:

@@ -1,5 +1,6 @@
 """Starting and stopping as a whole: what fails leaves nothing running."""
 
+import asyncio
 import socket
 import stat
 import threading
@@ -62,6 +63,30 @@ async def test_an_announcement_that_fails_leaves_no_thread(tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError):
         await app.serve(ServerConfig(port=0, device="cpu", data_dir=tmp_path), announce)
     assert owner_threads() == before
+
+
+def can_bind_ipv6_loopback() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not can_bind_ipv6_loopback(), reason="needs IPv6 on loopback")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_loopback_of_ipv6_is_an_address(host: str) -> None:
+    models = {"m": ModelConfig(**custom(Identity))}
+    running = await app.start(ServerConfig(host=host, port=0, device="cpu", models=models, health_port=0))
+    try:
+        assert running.rpc.address == f"[::1]:{running.rpc.port}"
+        async with trocar.aio.connect(running.rpc.address) as client:
+            assert [model.model_id for model in await client.models()] == ["m"]
+        reader, writer = await asyncio.open_connection("::1", running.rpc.health_port)
+        writer.close()
+        reader.feed_eof()
+    finally:
+        await running.stop()
 
 
 async def test_an_address_that_is_taken_leaves_no_thread() -> None:

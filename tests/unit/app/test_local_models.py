@@ -1,5 +1,6 @@
 """What `connect("local", models=...)` may be given."""
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,29 @@ def test_names_are_read_as_on_the_command_line() -> None:
 
 def test_one_name_is_one_model() -> None:
     assert list(read_models("resnet18=random:0").tables) == ["resnet18"]
+
+
+class ResNet18(nn.Module):
+    """Its id would be that of torchvision's."""
+
+
+@pytest.mark.parametrize(
+    ("models", "advice"),
+    [
+        (["resnet18", "timm:resnet18"], "write other=timm:resnet18 "),
+        (["resnet18", "resnet18=random:0"], "write other=torchvision:resnet18=random:0 "),
+        (["hf:./runs/a/best", "hf:./runs/b/best=random:1"], "write other=hf:./runs/b/best=random:1 "),
+        ([ResNet18(), "resnet18"], "write other=torchvision:resnet18 "),
+    ],
+)
+def test_two_models_of_one_id_are_refused(models: list[Any], advice: str) -> None:
+    with pytest.raises(ServiceError, match=f"two models would be '.*'; {re.escape(advice)}") as caught:
+        read_models(models)
+    assert caught.value.reason is ErrorReason.MODEL_INVALID
+
+
+def test_a_model_that_is_named_twice_is_one() -> None:
+    assert list(read_models(["resnet18", "resnet18"]).tables) == ["resnet18"]
 
 
 def test_a_text_names_the_weights() -> None:

@@ -40,6 +40,7 @@ class FakeTrainers(
         calls: Names of the calls, in order.
         applied: Numbers of the calls that were applied, in order.
         left_s: Seconds until the deadline of each call, in order.
+        request_ids: The id of each call's request, in order.
         failing: Called with the name of each call and its request; may raise `RefusedError`.
         pieces: How often an export sends before it breaks; None for no break.
         is_older: Whether it does not know `waits_for_step`.
@@ -60,6 +61,7 @@ class FakeTrainers(
         self.calls: list[str] = []
         self.requests: list[Any] = []
         self.left_s: list[float] = []
+        self.request_ids: list[str] = []
         self.applied: list[int] = []
         self.failing: Callable[[str, Any], None] = lambda *_: None
         self.pieces: list[int | None] = []
@@ -170,6 +172,7 @@ class FakeTrainers(
             self.calls.append(name)
             self.requests.append(request)
             self.left_s.append(context.time_remaining() or 0.0)
+            self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
         try:
             self.failing(name, request)
         except RefusedError as refused:

@@ -1,13 +1,18 @@
 """What the supervisors of a cluster decide without Ray."""
 
 import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trocar_server.cluster.replica_server import own_config
-from trocar_server.config import ClusterConfig, ModelConfig, PlacementConfig, ServerConfig
+from trocar_server.config import ClusterConfig, ModelConfig, PlacementConfig, ServerConfig, read_config
+from trocar_server.errors import ServiceError
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
+ray: Any = pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
@@ -91,3 +96,118 @@ def test_a_gateway_learns_how_long_it_may_wait_for_calls() -> None:
     settings = gateway_config(ServerConfig(grace_s=40.0, cluster=ClusterConfig(drain_s=7.0)))
     found = ServerConfig(**settings)
     assert (found.cluster.drain_s, found.grace_s) == (7.0, 40.0)
+
+
+def test_a_deployment_means_the_same_folders_and_files_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trocar cluster scale` runs in another one, and with other folders all replicas would be replaced."""
+    from trocar_server.cluster import deploying
+    from trocar_server.cluster.deployments import model_target
+
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    for folder in (there, elsewhere):
+        folder.mkdir()
+    (there / "cluster.toml").write_text(
+        """
+        [server]
+        data_dir = "data"
+        cache_dir = "cache"
+        tls_cert = "cert.pem"
+        tls_key = "key.pem"
+        [models.cats]
+        architecture = "resnet18"
+        weights = "cats.safetensors"
+        [datasets.photos]
+        path = "photos"
+        [cluster]
+        trainers_dir = "trainers"
+        """
+    )
+    applied: list[Any] = []
+    specs: list[dict[str, Any]] = []
+    monkeypatch.setattr(deploying, "_run", applied.extend)
+    serve = SimpleNamespace(start=lambda **_: None, status=lambda: SimpleNamespace(applications={}))
+    monkeypatch.setattr(deploying, "serve", serve)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
+    monkeypatch.setattr(
+        deploying, "prepare", lambda config, host: specs.append(deploying._spec(config, host))
+    )
+    monkeypatch.chdir(there)
+    deploying.deploy(read_config(Path("cluster.toml")))
+    monkeypatch.chdir(elsewhere)
+    config = ServerConfig(**specs[0]["config"])
+    found = model_target("cats", config, PlacementConfig())
+    for target in (applied[0], found):
+        settings = arguments_of(target)[1]
+        assert settings["data_dir"] == str(there / "data")
+        assert settings["cache_dir"] == str(there / "cache")
+        assert settings["cluster"]["trainers_dir"] == str(there / "trainers")
+        assert settings["models"]["cats"]["weights"] == str(there / "cats.safetensors")
+        assert settings["datasets"]["photos"]["path"] == str(there / "photos")
+        assert settings["tls_key"] == str(there / "key.pem")
+    assert version_of(found) == version_of(applied[0])
+
+
+def arguments_of(target: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = target.target._bound_deployment.init_args
+    return found
+
+
+def version_of(target: Any) -> str:
+    return str(target.target._bound_deployment.version)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"grace_s": 40.0},
+        {"cluster": ClusterConfig(drain_s=7.0)},
+        {"threads": 2},
+    ],
+)
+def test_replicas_are_replaced_when_what_they_are_given_changes(changed: dict[str, Any]) -> None:
+    from trocar_server.cluster.deployments import model_target
+
+    config = ServerConfig(models={"a": ModelConfig(architecture="resnet18")}, data_dir=Path("/data"))
+    placement = PlacementConfig()
+    version = version_of(model_target("a", config, placement))
+    more = placement.model_copy(update={"min_replicas": 2, "max_replicas": 3})
+    assert version_of(model_target("a", config, more)) == version
+    longer = config.model_copy(update={"cluster": ClusterConfig(start_timeout_s=7.0)})
+    assert version_of(model_target("a", longer, placement)) == version  # for those that start just now
+    assert version_of(model_target("a", config.model_copy(update=changed), placement)) != version
+
+
+def test_applications_are_made_before_the_nodes_of_the_models_have_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Serve makes those of a configuration file once; a command can still be told what is wrong."""
+    from trocar_server.cluster import application, deploying
+
+    path = tmp_path / "cluster.toml"
+    path.write_text("[server]\ninsecure = true\n[models.resnet50]\n[cluster.models.resnet50]\ncpus = 2\n")
+    head = {"Alive": True, "Resources": {"node:__internal_head__": 1.0, "memory": 4e9}}
+    monkeypatch.setattr(ray, "nodes", lambda: [head])
+    prepared: list[ServerConfig] = []
+    monkeypatch.setattr(application, "prepare", prepared.append)
+    assert application.model({"config": str(path), "model_id": "resnet50"})
+    assert application.gateway({"config": str(path)})
+    assert len(prepared) == 2
+    with pytest.raises(ServiceError, match="no node can run a replica of 'resnet50'"):
+        deploying.deploy(read_config(path))
+
+
+@pytest.mark.parametrize(("most", "expected"), [(None, 2), (0, 0), (5, 5)])
+def test_the_most_replicas_are_those_that_were_named(
+    monkeypatch: pytest.MonkeyPatch, most: int | None, expected: int
+) -> None:
+    from trocar_server.cluster import commands, deploying
+
+    scaled: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(commands, "_on_cluster", lambda address: nullcontext())
+    monkeypatch.setattr(deploying, "scale", lambda *given: scaled.append(given))
+    monkeypatch.setattr(deploying, "deployed", lambda: None)
+    monkeypatch.setattr(deploying, "wait_until_ready", lambda config: None)
+    commands.scale("m", 2, most)
+    assert scaled == [("m", 2, expected)]

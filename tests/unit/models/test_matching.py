@@ -1,7 +1,9 @@
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_model
 from torch import nn
 from torchvision.models import mnasnet0_5
 
@@ -50,6 +52,29 @@ def test_mnasnet_loads_from_a_file_that_lost_its_module_versions() -> None:
     original, restored = mnasnet0_5(weights=None), mnasnet0_5(weights=None)
     load_matching(restored, OrderedDict(original.state_dict().items()), "w")
     assert_same_state(restored, original)
+
+
+def test_one_name_of_a_tied_pair_is_enough(tmp_path: Path) -> None:
+    saved, module = _tied(), _tied()
+    save_model(saved, str(tmp_path / "w.safetensors"))  # safetensors' own: it leaves one name out
+    state = OrderedDict(load_file(tmp_path / "w.safetensors"))
+    assert len(state) == 2
+    load_matching(module, state, "w.safetensors")
+    assert_same_state(module, saved)
+
+
+def test_no_name_of_a_tied_pair_is_a_mismatch() -> None:
+    state = OrderedDict(_tied().state_dict())
+    del state["0.weight"], state["1.weight"]
+    with pytest.raises(ServiceError) as error:
+        load_matching(_tied(), state, "w.safetensors")
+    assert error.value.details == {"missing": "0.weight\n1.weight"}
+
+
+def _tied() -> nn.Sequential:
+    module = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.Linear(5, 2, bias=False))
+    module[1].weight = module[0].weight
+    return module
 
 
 def test_values_are_cast_to_the_models_dtype() -> None:

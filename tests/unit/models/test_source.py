@@ -1,6 +1,7 @@
 """Sources: how they are written, what is refused, and the extras that they need."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,47 @@ def test_a_task_or_class_is_chosen_by_name(tmp_path: Path) -> None:
         load_model(parse_model_argument(f"m=hf:{tmp_path}#NoSuchModel"), CPU, tmp_path / "cache")
 
 
+def test_a_relative_folder_is_found_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_family("bert", tmp_path / "mini")
+    monkeypatch.chdir(tmp_path)
+    hosted = load_model(parse_model_argument("hf:./mini"), CPU, tmp_path / "cache")
+    monkeypatch.chdir("/")
+    assert hosted.processor_folder is not None
+    assert hosted.processor_folder.samefile(tmp_path / "mini")
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_a_dtype_is_that_of_the_weights(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    from dataclasses import replace
-
     save_family("bert", tmp_path)
     for argument in (f"m=hf:{tmp_path}", "timm:resnet18=random:0", "resnet18=random:0"):
         hosted = load_model(replace(parse_model_argument(argument), dtype=name), CPU, tmp_path / "cache")
         assert hosted.dtype is dtype
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "dtype"),
+    [("llama", "bf16", torch.bfloat16), ("llama", "fp16", torch.float16), ("t5", "fp16", torch.float16)],
+)
+def test_what_transformers_keeps_in_float32_stays_so(
+    tmp_path: Path, family: str, name: str, dtype: torch.dtype
+) -> None:
+    saved = save_family(family, tmp_path)  # rotary frequencies of Llama; `wo` of T5 in float16
+    wanted = _tensors(type(saved).from_pretrained(tmp_path, dtype=dtype))
+    for weights in ("", f"={tmp_path}/model.safetensors", "=random:0"):
+        spec = replace(parse_model_argument(f"m=hf:{tmp_path}{weights}"), dtype=name)
+        ours = _tensors(load_model(spec, CPU, tmp_path / "cache").module)
+        assert {path: tensor.dtype for path, tensor in ours.items()} == {
+            path: tensor.dtype for path, tensor in wanted.items()
+        }
+        if "random" not in weights:
+            assert all(torch.equal(ours[path], wanted[path]) for path in wanted)
+
+
+def _tensors(module: Any) -> dict[str, torch.Tensor]:
+    """Parameters and all buffers, also those that no state dict has."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _same_state(one: Any, other: Any) -> None:

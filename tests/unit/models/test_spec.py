@@ -3,7 +3,13 @@ import pytest
 from tests.unit.models.conftest import reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.spec import ModelSpec, PreprocessingSpec, WeightsKind, parse_model_argument
+from trocar_server.models.spec import (
+    ModelSpec,
+    PreprocessingSpec,
+    WeightsKind,
+    parse_model_argument,
+    parse_model_arguments,
+)
 
 BAD_IDS = [
     "", "..", ".", "a/b", "../a", "a\\b", "/etc/passwd", "-rf", "_a", ".hidden", "A", "Resnet18", "a b",
@@ -66,6 +72,13 @@ def test_an_argument_without_weights_after_the_sign_is_refused() -> None:
 def test_a_factory_that_is_no_module_and_callable_is_refused(factory: str) -> None:
     with pytest.raises(ServiceError, match="module:callable"):
         ModelSpec("a", factory)
+
+
+def test_two_models_of_one_id_are_refused_with_another_id() -> None:
+    assert list(parse_model_arguments(["resnet18", "b=timm:resnet18", "resnet18"])) == ["resnet18", "b"]
+    with pytest.raises(ServiceError, match=r"would be 'resnet18'; write other=timm:resnet18 ") as error:
+        parse_model_arguments(["resnet18", "timm:resnet18"])
+    assert reason_of(error) is ErrorReason.MODEL_INVALID
 
 
 def test_a_factory_may_name_a_method_of_a_class() -> None:

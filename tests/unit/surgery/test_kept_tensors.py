@@ -11,12 +11,25 @@ from trocar_server.surgery import graphs_end_here
 
 ROWS = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
 
+
+class Table:
+    """Keeps a tensor, as the rotary embeddings of some models do; called, and of no kind that torch knows."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._cos = tensor
+
+    def __call__(self) -> torch.Tensor:
+        return self._cos
+
+
 PLACES: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda tensor: tensor,
     "dict": lambda tensor: {3: tensor},
     "list": lambda tensor: [None, tensor],
     "tuple": lambda tensor: (tensor, "cos"),
     "named": lambda tensor: torch.return_types.max((tensor, tensor)),
+    "object": Table,
+    "object in a list": lambda tensor: [Table(tensor)],
     "nested": lambda tensor: {"a": [(tensor, {"b": tensor})]},
 }
 
@@ -24,6 +37,8 @@ PLACES: dict[str, Callable[[torch.Tensor], Any]] = {
 def first(value: Any) -> torch.Tensor:
     """Return the first tensor in a structure."""
     while not isinstance(value, torch.Tensor):
+        if isinstance(value, Table):
+            return value()
         items = list(value.values()) if isinstance(value, dict) else value
         value = next(item for item in items if item is not None)
     return value

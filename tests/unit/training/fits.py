@@ -1,7 +1,7 @@
 """Data sets in memory and fits on them, for tests."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from trocar_server.training.step.trainer_state import TrainerState
 
 class ArrayReader:
     """Images and labels in memory. Counts what it is asked for."""
+
+    categories: Sequence[str] = ()
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.targets = images, labels

@@ -24,6 +24,7 @@ class Trainers:
         self.taken: list[str] = []
         self.asked: list[tuple[str, str]] = []
         self.failures = 0
+        self.unmovable: set[str] = set()
 
     async def drop_moved(self) -> None:
         """There is nothing to drop."""
@@ -36,6 +37,8 @@ class Trainers:
         if self.failures:
             self.failures -= 1
             raise ServiceError(ErrorReason.STORAGE_UNAVAILABLE, "the disk failed")
+        if trainer_id in self.unmovable:
+            raise ServiceError(ErrorReason.STORAGE_UNAVAILABLE, f"{trainer_id} cannot be moved")
         if self._folders.take_over(owner, trainer_id):
             self.taken.append(trainer_id)
 
@@ -100,6 +103,42 @@ def test_what_the_disk_cut_off_is_tried_again(tmp_path: Path) -> None:
     assert second.trainers.asked == [("a", IDS[0]), ("b", IDS[0]), ("a", IDS[0])]
     assert second.look(4.0, b=True) == [IDS[0]]
     assert len(second.trainers.asked) == 3
+
+
+def test_one_that_cannot_be_moved_keeps_no_other(tmp_path: Path) -> None:
+    """Neither in the look that meets it, nor in those that try it again first."""
+    Server(tmp_path, "a", *IDS[:3])
+    second = Server(tmp_path, "c")
+    second.trainers.unmovable = {IDS[0], IDS[3]}
+    second.look(0.0, c=True)
+    for now in (2.0, 3.0):
+        with pytest.raises(ServiceError, match=f"{IDS[0]} cannot be moved"):
+            second.look(now, c=True)
+        assert second.trainers.taken == IDS[1:3]
+    Server(tmp_path, "b", *IDS[3:6])
+    for now in (4.0, 6.0):
+        with pytest.raises(ServiceError, match=f"{IDS[0]} cannot be moved"):
+            second.look(now, c=True)
+    assert second.trainers.taken == [*IDS[1:3], *IDS[4:6]]
+
+
+def test_folders_of_lost_servers_go_also_without_a_trainer(tmp_path: Path) -> None:
+    """The autoscaler starts and stops replicas all the time, and every look reads every folder."""
+    for number in range(3):
+        folder = tmp_path / f"stopped-{number}"
+        folder.mkdir()
+        (folder / "lock").touch()
+    deleted = tmp_path / "stopped-0" / "~0123"
+    deleted.mkdir()
+    (deleted / "trainer.json").touch()
+    (tmp_path / "starting").mkdir()
+    server = Server(tmp_path, "a")
+    server.folders.own.mkdir()
+    server.look(0.0, a=True)
+    assert len(list(tmp_path.iterdir())) == 5
+    server.look(1.0, a=True, starting=True)
+    server.look(2.0, a=True, starting=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "starting"]
 
 
 async def test_a_call_for_a_trainer_of_another_server_is_sent_there(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def loss_term(
         name: "cross_entropy", "bce_with_logits", "mse", "l1", "huber", "kl_div", or without a target
             "l1_norm" (mean absolute value) and "l2_norm" (mean square). For texts: "causal_lm" (token ids as
             targets, shifted by the server) and "token_cross_entropy" (a label per token), -100 for tokens to
-            ignore; "contrastive" (vectors: the first half of the batch and the second are pairs) and
-            "contrastive_logits" (scores (n, n), as in CLIP), without a target.
+            ignore; "contrastive" (vectors: the first half of the batch and the second are pairs; a fit
+            needs `shuffle=False`) and "contrastive_logits" (scores (n, n), as in CLIP), without a target.
         weight: Factor in the sum.
         at: The value that the loss uses, for example "layer4"; the model's output when empty.
         target: The name of the target, if a batch has several.

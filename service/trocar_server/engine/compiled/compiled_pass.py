@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from trocar_server.config import Limits
 from trocar_server.engine.compiled.backends.candidates import Runner
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, copied
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
@@ -84,14 +83,14 @@ def recipe_of(plan: Plan, resolved: Resolved, arguments: tuple[ArgumentSpec, ...
 
 
 def run_group(
-    deployment: Deployment, recipe: Recipe, runner: Runner, calls: Sequence[CompiledCall], limits: Limits
+    deployment: Deployment, recipe: Recipe, runner: Runner, calls: Sequence[CompiledCall], max_pass_bytes: int
 ) -> list[Extraction | BaseException]:
     """Run calls together; each gets its own extraction, or its own error."""
     started = time.perf_counter()
-    found: list[_Ready | BaseException] = [_caught(deployment, recipe, call, limits) for call in calls]
+    found: list[_Ready | BaseException] = [_caught(deployment, recipe, call) for call in calls]
     ready = [entry for entry in found if isinstance(entry, _Ready)]
     try:
-        values = _values(runner, ready, limits.max_pass_bytes)
+        values = _values(runner, ready, max_pass_bytes)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -103,19 +102,17 @@ def run_group(
             entry
             if isinstance(entry, BaseException)
             else _finished(
-                deployment, runner, entry, next(parts), sum(other.rows for other in ready), started, limits
+                deployment, runner, entry, next(parts), sum(other.rows for other in ready), started
             )
         )
         outcomes.append(outcome)
     return outcomes
 
 
-def _caught(
-    deployment: Deployment, recipe: Recipe, call: CompiledCall, limits: Limits
-) -> _Ready | BaseException:
+def _caught(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready | BaseException:
     try:
         with domain_errors(deployment.hosted):
-            return _ready(deployment, recipe, call, limits)
+            return _ready(deployment, recipe, call)
     except ServiceError as error:
         return error
 
@@ -124,9 +121,7 @@ def _caught(
 # A model may call its modules more often for a larger batch, so that `block@-1` is another call there, and it
 # may take images of other sizes than the example. A variant is found by the request alone, without the size
 # of the batch: so each call is resolved for its own, and runs only where that asks for the compiled values.
-def _ready(
-    deployment: Deployment, recipe: Recipe, call: CompiledCall, limits: Limits
-) -> _Ready | BaseException:
+def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready | BaseException:
     """Make a call's tensors; `NotCompiledError` where it does not mean the compiled values."""
     call.guard.check()
     plan, payloads = call.prepared.plan, call.prepared.payloads
@@ -142,7 +137,8 @@ def _ready(
         # Images tell their size when they are decoded.
         signature = signature_of([""] * len(arguments), arguments)
         recording = deployment.record(signature, call.guard)
-        resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
+        max_reply_bytes = checked.limits.max_reply_bytes
+        resolved = deployment.resolve(plan, signature, recording, max_reply_bytes, NO_SOURCES)
     if not recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
     shapes = tuple(ArgumentSpec(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors)
@@ -180,12 +176,11 @@ def _finished(
     values: Mapping[str, torch.Tensor],
     row_count: int,
     started: float,
-    limits: Limits,
 ) -> Extraction | BaseException:
     try:
         with domain_errors(deployment.hosted), torch.inference_mode():
             result = _reduced(entry, values, started)
-            check_byte_count(result.byte_count, limits.max_reply_bytes)
+            check_byte_count(result.byte_count, entry.call.prepared.checked.limits.max_reply_bytes)
             maps = entry.call.statistics.add(result) if entry.call.statistics else result.feature_maps
     except ServiceError as error:
         return error

@@ -7,7 +7,7 @@ numerics has been built in another process and has kept its promise on a real ba
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ class CompiledVariants:
     Args:
         owner: The thread that calls torch.
         config: When to build, and how many.
-        limits: Limits of a call.
+        limits: Returns the current limits of a call.
         data_dir: Folder of the weights.
         kept_dir: Folder of variants that are kept for the next process; None keeps none.
         build: Builds in another process.
@@ -76,7 +76,7 @@ class CompiledVariants:
         self,
         owner: DeviceThread,
         config: EngineConfig,
-        limits: Limits,
+        limits: Callable[[], Limits],
         data_dir: Path,
         kept_dir: Path | None = None,
         build: Build = build_apart,
@@ -176,7 +176,7 @@ class CompiledVariants:
             # Another batch size has other last bits.
             may_merge = execution.merge and variant.numerics is not Numerics.EXACT
             found = await variant.queue.submit(
-                call, rows_of(plan), may_merge=may_merge, priority=execution.priority
+                call, rows_of(plan), may_merge=may_merge, priority=execution.priority, deadline=deadline
             )
             checked = prepared.checked
             reason = self.why_exact(checked, variant) if plan.edits else _why(variant)
@@ -217,7 +217,9 @@ class CompiledVariants:
         """Build a variant, unless it was restored; log the reason where there is none in the end."""
         execution = Execution(Numerics(wanted.numerics))
         try:
-            checked = CheckedPlan(example_plan(deployment, wanted.taps, execution), deployment, self._limits)
+            checked = CheckedPlan(
+                example_plan(deployment, wanted.taps, execution), deployment, self._limits()
+            )
             signature = plan_signature(deployment, checked.plan)
             await self._owner.run(lambda: deployment.record(signature))
             variant = self.find(checked)
@@ -273,6 +275,10 @@ class CompiledVariants:
         """Return every variant, for reports."""
         return list(self._variants.values())
 
+    def queues(self, deployment: Deployment) -> Sequence[MergingQueue[CompiledCall, Extraction]]:
+        """Return the queues of a model's variants, for reports."""
+        return [variant.queue for variant in self._variants.values() if variant.deployment is deployment]
+
     def _make(
         self, deployment: Deployment, plan: Plan, arguments: tuple[ArgumentSpec, ...], numerics: Numerics
     ) -> Variant | None:
@@ -291,7 +297,7 @@ class CompiledVariants:
         self, deployment: Deployment, plan: Plan, arguments: tuple[ArgumentSpec, ...]
     ) -> Recipe | None:
         """Return what a plan asks for with its own batch size; None where its data may decide that."""
-        signature, limit = plan_signature(deployment, plan), self._limits.max_reply_bytes
+        signature, limit = plan_signature(deployment, plan), self._limits().max_reply_bytes
         recording = deployment.recorded(signature)
         if recording is None or not recording.is_symbolic:
             return None
@@ -315,7 +321,7 @@ class CompiledVariants:
         async def run(calls: Sequence[CompiledCall]) -> Sequence[Extraction | BaseException]:
             return await self._run(variant, calls)
 
-        queue = MergingQueue(run, sizes.limit, self._limits.max_queue)
+        queue = MergingQueue(run, sizes.limit, self._limits().max_queue)
         variant = Variant(deployment, recipe, numerics, queue, sizes)
         return variant
 
@@ -327,7 +333,8 @@ class CompiledVariants:
             return [NotCompiledError() for _ in calls]
         started = time.perf_counter()
         try:
-            group = partial(run_group, variant.deployment, variant.recipe, runner, calls, self._limits)
+            most = self._limits().max_pass_bytes
+            group = partial(run_group, variant.deployment, variant.recipe, runner, calls, most)
             outcomes = await self._owner.run(group, shares=_shares(calls))
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
             self.builder.give_up(variant, f"it failed with {type(error).__name__}: {error}"[:300])

@@ -200,8 +200,8 @@ async def decode_images(
 ) -> list[DecodedImages]:
     """Decode the images of each argument; tensors give an empty list. Needs no torch.
 
-    Before any is decoded, all headers are read, and the bytes of decoded and prepared images are counted.
-    Where the model's preprocessing allows it, they are prepared as well: see `models.fitting`.
+    All headers are read first, and the bytes of decoded and prepared images are counted; once more where EXIF
+    data turned some. If the preprocessing allows it, they are prepared too: see `models.fitting`.
 
     Args:
         hosted: The model, for its preprocessing.
@@ -222,20 +222,21 @@ async def decode_images(
         if not isinstance(entry, ImageInput):
             decoded.append([])
             continue
-        image_specs = entry.images
-        headers = await decoder.aside(partial(image_headers, image_specs, own, limits.max_image_pixels))
-        sizes = [
-            (image_spec.height, image_spec.width) if header is None else (header.height, header.width)
-            for image_spec, header in zip(image_specs, headers, strict=True)
-        ]
-        reserve(_made_bytes(hosted, sizes, limits.max_request_bytes), len(image_specs))
+        specs = entry.images
+        headers = await decoder.aside(partial(image_headers, specs, own, limits.max_image_pixels))
+        stored = [header or spec for spec, header in zip(specs, headers, strict=True)]
+        sizes = [(each.height, each.width) for each in stored]
+        bytes_of = partial(_made_bytes, hosted, max_bytes=limits.max_request_bytes)
+        reserve(bytes_of(sizes), len(specs))
         assert hosted.preprocessing is not None  # refused before: see check_images
         fitting, max_pixels = hosted.preprocessing.fitting, limits.max_image_pixels
-        batch = await prepared_images(fitting, headers, image_specs, own, max_pixels, decoder)
-        if batch is not None:
-            decoded.append(batch)
-        else:
-            decoded.append(await decoded_images(headers, image_specs, own, max_pixels, decoder))
+        batch: DecodedImages | None = await prepared_images(fitting, headers, specs, own, max_pixels, decoder)
+        if batch is None:
+            batch = await decoded_images(headers, specs, own, max_pixels, decoder)
+            turned = [(image.height, image.width) for image in batch]
+            if turned != sizes:  # by EXIF data: padded to the size of tall images, wide ones become far more
+                reserve(max(0, bytes_of(turned) - bytes_of(sizes)), len(specs))
+        decoded.append(batch)
     return decoded
 
 

@@ -33,6 +33,7 @@ from trocar_server.surgery import (
     graphs_end_here,
     independent,
     operate,
+    without_recomputation,
 )
 from trocar_server.tensors.reductions.padding import NO_PADDING, Padding
 
@@ -195,7 +196,15 @@ def _with_gradients(
         calls = FunctionSession(pass_spec.of_kind("fn"), collector, guard, *pass_spec.surgery.of_kind("fn"))
         counting = _counting(module, pass_spec.calls)
         of_functions = _counting_functions(calls, pass_spec.calls)
-        with counting, guard.watching(module), operation as gradients, calls, of_functions, differentiable():
+        with (
+            counting,
+            guard.watching(module),
+            operation as gradients,
+            calls,
+            of_functions,
+            differentiable(),
+            without_recomputation(),
+        ):
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
         _check_edits(pass_spec, collector)

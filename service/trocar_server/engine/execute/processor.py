@@ -12,7 +12,7 @@ import asyncio
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -145,7 +145,8 @@ class Processor:
         described: list[ProcessedInput] = []
         byte_count = 0
         for given in unprocessed:
-            made = await self._made(given, takes, payloads, limits)
+            own = _taken(hosted, given.name) if given.name else takes
+            made = _as_taken(hosted, given.name, await self._made(given, own, payloads, limits))
             _check_vocabulary(hosted.module, made)
             names = tuple(_argument_name(given.name, name) for name in made.arrays)
             check_names(rest, names)
@@ -247,6 +248,7 @@ class Processor:
             limits,
             lambda process: process_image_texts(process, given, pixels, takes, limits, most_bytes),
         )
+        made = _as_taken(hosted, "", made)
         _check_vocabulary(hosted.module, made)
         return made, digest
 
@@ -311,24 +313,46 @@ def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
     return _taken(hosted)
 
 
-def _taken(hosted: HostedModel) -> Takes:
+def _taken(hosted: HostedModel, prefix: str = "") -> Takes:
+    """Return what the model takes of its processor; with a prefix what its decoder takes."""
     folder = hosted.processor_folder
     assert folder is not None  # refused before
     config = getattr(hosted.module, "config", None)
-    count = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    most = count if isinstance(count, int) and count > 0 else None
+    told = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    # RoBERTa's configuration also counts the positions of the padding, which no token can have.
+    learned = hosted.signature.largest.get("target_tokens" if prefix else "tokens")
+    counts = [each for each in (told, learned) if isinstance(each, int) and each > 0]
+    most = min(counts, default=None)
     # SigLIP was trained on texts of one length and takes the vector of the last token, padding or not.
     is_of_one_length = str(getattr(config, "model_type", "")).startswith("siglip")
     padded = most if is_of_one_length and most is not None else 0
-    return Takes(folder, _argument_names(hosted.module), most, padded, hosted.processor_version)
+    return Takes(folder, _argument_names(hosted, prefix), most, padded, hosted.processor_version)
 
 
-def _argument_names(module: nn.Module) -> frozenset[str] | None:
-    """Return the names that a model's forward takes; None where it takes any."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+def _argument_names(hosted: HostedModel, prefix: str) -> frozenset[str] | None:
+    """Return a processor's names of the arguments that a model takes; None where it takes any.
+
+    Of a forward with `**kwargs`, as nearly all of transformers' are, the signature tells the names.
+    """
+    parameters = inspect.signature(hosted.module.forward).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    if hosted.known_signature is not None and hosted.known_signature.is_complete:
+        names |= {spec.name for spec in hosted.known_signature.inputs}
+    elif any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return frozenset(parameter.name for parameter in parameters)
+    start = _argument_name(prefix, "")
+    return frozenset(name.removeprefix(start) for name in names if name.startswith(start))
+
+
+def _as_taken(hosted: HostedModel, prefix: str, made: Made) -> Made:
+    """Return arrays in the model's dtypes: EnCodec's extractor makes numbers, and its model takes a bool."""
+    signature = hosted.known_signature
+    bools = {spec.name for spec in signature.inputs if spec.dtype == "bool"} if signature is not None else ()
+    arrays = {
+        name: array.astype(bool) if _argument_name(prefix, name) in bools else array
+        for name, array in made.arrays.items()
+    }
+    return replace(made, arrays=arrays)
 
 
 def _argument_name(prefix: str, name: str) -> str:

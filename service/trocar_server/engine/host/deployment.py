@@ -24,7 +24,7 @@ from trocar_server.engine.host.recordings import (
 )
 from trocar_server.engine.request.plan import EditRequest, Plan, Signature, TapRequest
 from trocar_server.engine.resolve.pass_memory import check_memory, graph_bytes, made_pass_bytes
-from trocar_server.engine.resolve.planner import Resolved, resolve_taps
+from trocar_server.engine.resolve.planner import Resolved, checked_byte_count, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import plan_surgery
 from trocar_server.engine.schedule.lease import Replica, ReplicaPool
 from trocar_server.errors import ServiceError, first_line
@@ -93,6 +93,8 @@ class Deployment:
     """Whether it is served no longer: calls that run on it end, and nothing new is kept for it."""
     is_repeatable: bool = False
     """Whether equal requests are known to have equal replies."""
+    in_inference_mode: bool = True
+    """Whether passes without gradients run in it; no longer when one has failed for that."""
     version: str = field(default_factory=lambda: secrets.token_hex(16))
     """Unique for each load of a model, under any id."""
     max_pass_bytes: Callable[[], int] = lambda: sys.maxsize
@@ -324,6 +326,8 @@ class Deployment:
             surgery = plan_surgery(plan.edits, plan.objective, recording, recordings)
             found = resolve_taps(plan.taps, recording, max_reply_bytes, surgery)
             self._keep(key, plan, found)
+        else:
+            checked_byte_count(found.targets, max_reply_bytes)  # a reload may have changed the limit
         return found
 
     def run_meta_pass(

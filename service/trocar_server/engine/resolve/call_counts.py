@@ -10,7 +10,7 @@ again on a recording of its own data. `block@0` means the same for any data, and
 from collections.abc import Iterable, Sequence
 
 from trocar_server.engine.execute.collecting import CallCounts
-from trocar_server.surgery import ATTENTION_FUNCTIONS, Recording, Selector, parse_selector
+from trocar_server.surgery import ATTENTION_FUNCTIONS, Recording, Selector, Skips, parse_selector
 from trocar_server.surgery.recording.recording import structure_of
 
 
@@ -23,15 +23,21 @@ def uncertain(selectors: Iterable[Selector], recording: Recording) -> list[Selec
     return [selector for selector in unstaged if selector.depends_on_calls]
 
 
-def calls_of(selectors: Sequence[Selector], recording: Recording) -> CallCounts:
-    """Return how often a recorded pass calls what uncertain selectors may mean."""
+def calls_of(selectors: Sequence[Selector], recording: Recording, skips: Skips | None = None) -> CallCounts:
+    """Return how often a recorded pass calls what uncertain selectors may mean.
+
+    Args:
+        selectors: The selectors.
+        recording: Of a pass without skips.
+        skips: The calls that the pass leaves out; None for none.
+    """
     functions = {selector.path for selector in selectors if selector.kind == "fn"}
     if any(selector.is_attention for selector in selectors):
         functions |= ATTENTION_FUNCTIONS
     records = recording.of_kind("fn")
     of_functions = {("fn", name): len(records[name].calls) if name in records else 0 for name in functions}
     of_modules = {
-        ("module", path): len(record.calls)
+        ("module", path): len(record.calls) - (skips.missing(record.calls) if skips else 0)
         for path, record in structure_of(recording.modules).items()
         if any(s.order is not None or s.matches(path, record.type_name) for s in selectors if s.kind != "fn")
     }

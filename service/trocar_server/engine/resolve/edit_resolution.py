@@ -217,7 +217,7 @@ def _call_input(target: Target, edit: Edit, recording: Recording) -> tuple[CallI
 
 
 def _written_bytes(target: Target, edit: Edit, recording: Recording) -> int:
-    """Return the bytes of the inputs of a call that may write to them, all of them copied; 0 where it cannot."""
+    """Return the bytes of the inputs of a call that may write to them, all copied; 0 where it cannot."""
     is_of_call = target.parameter is None and not target.is_gradient
     if not is_of_call or isinstance(edit.operation, Skip):  # a skipped call writes nothing
         return 0

@@ -155,7 +155,7 @@ def resolve_taps(
     ]
     targets = tuple(_unique(target for targets in expansions for target in targets))
     _check_dtypes(targets)
-    byte_count = _checked_byte_count(targets, max_reply_bytes)
+    byte_count = checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
     surgery = reached(surgery, [entry.target for entry in targets], recording)
     doubtful = uncertain((*(tap.selector for tap in taps), *surgery.selectors), recording)
@@ -167,7 +167,7 @@ def resolve_taps(
         surgery,
         due=edits_due(surgery),
         depth=_depth([entry.target for entry in targets], surgery, recording),
-        calls=calls_of(doubtful, recording),
+        calls=calls_of(doubtful, recording, surgery.skips),
         is_counted=not any(selector.kind == "fn" and selector.is_pattern for selector in doubtful),
     )
 
@@ -207,8 +207,12 @@ def _check_dtypes(targets: Sequence[TapTarget]) -> None:
             )
 
 
-def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> int:
-    """Return the bytes of all values, if these and the statistics are within the limits."""
+def checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> int:
+    """Return the bytes of all values, if these and the statistics are within the limits.
+
+    Raises:
+        ServiceError: `REPLY_TOO_LARGE`.
+    """
     byte_count = sum(target.byte_count for target in targets)
     number_bytes = sum(target.number_bytes for target in targets)
     if byte_count + number_bytes > max_reply_bytes:

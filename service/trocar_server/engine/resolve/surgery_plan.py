@@ -1,6 +1,6 @@
 """Surgery plan: a plan's edits and objective, resolved for inputs of one signature."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -52,8 +52,16 @@ class SurgeryPlan:
     scored: tuple[Value, ...] = ()
     anchors: tuple[Value, ...] = ()
     source_calls: Mapping[str, CallCounts] = field(default_factory=dict, compare=False)
-    actual: Callable[[Target], Target] = field(default=lambda target: target, compare=False)
-    """Returns a target under its call in the pass with skips; raises where it is inside a skipped module."""
+    skips: Skips | None = field(default=None, compare=False)
+    """The calls that do not run, because an enclosing module is skipped; None for none."""
+
+    def actual(self, target: Target) -> Target:
+        """Return a target under its call in the pass with skips.
+
+        Raises:
+            ServiceError: `MODULE_NOT_CALLED`, it is inside a skipped module.
+        """
+        return target if self.skips is None else self.skips.actual(target)
 
     @property
     def is_nothing(self) -> bool:
@@ -174,7 +182,7 @@ def plan_surgery(
         planned, expansions = _that_happen(planned, expansions, skips)
     scored, anchors = _scored(objective, recording) if objective else ((), ())
     calls = _calls_of_sources(planned, sources)
-    found = SurgeryPlan(planned, expansions, objective, scored, anchors, calls, skips.actual)
+    found = SurgeryPlan(planned, expansions, objective, scored, anchors, calls, skips)
     for target in found.targets():
         found.actual(target)
     return found

@@ -77,6 +77,8 @@ def run_pass(
     pass_spec: PassSpec,
     guard: PassGuard,
     operands: Operands = (),
+    *,
+    in_inference_mode: bool = True,
 ) -> PassResult:
     """Run the model until the last needed call, then backward, and reduce the collected values.
 
@@ -87,6 +89,7 @@ def run_pass(
         pass_spec: Edits, objective and start of the pass.
         guard: Aborts the pass.
         operands: For each tap, by position: the operands of its reductions.
+        in_inference_mode: Whether a pass without gradients runs in it. See Note: [Inference mode].
 
     Raises:
         StartMixedError: A module after the start needs a value from before it.
@@ -96,12 +99,32 @@ def run_pass(
         Exception: Any error of the model; see `domain_errors`.
     """
     started = time.perf_counter()
-    with torch.inference_mode() if pass_spec.scoring is None else torch.no_grad():
+    with torch.inference_mode() if in_inference_mode and pass_spec.scoring is None else torch.no_grad():
         collected = collect(replica.module, arguments, pass_spec, guard)
+        if not in_inference_mode:  # the model may have derived them itself
+            collected = replace(collected, values={k: v.detach() for k, v in collected.values.items()})
         if pass_spec.start is not None:
             _check_data(collected.values)
         values = _apart(collected.values, replica.module) if replica.is_live else collected.values
         return finish_pass(replace(collected, values=values), targets, guard, operands, started, arguments[1])
+
+
+# Note: [Inference mode]
+# It saves some time, and two kinds of models do not run in it (torch 2.14): those that derive in their own
+# forward, as forces from an energy are, and those that keep tensors where `graphs_end_here` does not reach,
+# in a function's cache for example, and are then asked for gradients. They are known by torch's messages.
+def needs_autograd(problem: ServiceError) -> bool:
+    """Whether a pass failed because its model, or an earlier pass of it, ran in inference mode."""
+    return problem.reason is ErrorReason.INPUT_REJECTED and any(
+        words in problem.message for words in _OF_INFERENCE_MODE
+    )
+
+
+_OF_INFERENCE_MODE = (
+    "Inference tensors cannot be saved for backward",
+    "inference tensor outside InferenceMode",
+    "does not require grad",
+)
 
 
 def finish_pass(

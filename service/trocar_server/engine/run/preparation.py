@@ -26,12 +26,14 @@ class _Room:
     """The share of a reservation that one call's images take."""
 
     reservation: Reservation | None
-    is_alone: bool
+    kept_bytes: int | None
+    spare_bytes: int
     byte_count: int = 0
 
     def reserve(self, byte_count: int, rows: int) -> None:
         if self.reservation is not None:
-            self.reservation.reserve(byte_count, rows, is_alone=self.is_alone)
+            kept_bytes = None if self.kept_bytes is None else self.kept_bytes + self.byte_count
+            self.reservation.reserve(byte_count, rows, kept_bytes=kept_bytes, spare_bytes=self.spare_bytes)
             self.byte_count += byte_count
 
     def give_back(self) -> None:
@@ -152,7 +154,8 @@ class Preparation:
         deadline: float | None = None,
         reservation: Reservation | None = None,
         *,
-        is_alone: bool = False,
+        kept_bytes: int | None = None,
+        spare_bytes: int = 0,
     ) -> Prepared:
         """Decode the images of a checked plan, and of its sources.
 
@@ -161,7 +164,8 @@ class Preparation:
             payloads: Its payloads.
             deadline: A time of `time.monotonic()` in seconds, or None.
             reservation: The reservation for the bytes of decoded and prepared images.
-            is_alone: As for `Reservation.reserve`.
+            kept_bytes: As for `Reservation.reserve`, as is `spare_bytes`.
+            spare_bytes: See there.
 
         Raises:
             ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position; `SERVER_BUSY`;
@@ -170,7 +174,7 @@ class Preparation:
         if not checked.has_images:
             return Prepared(checked, payloads, *checked.no_images)
         hosted, plan = checked.deployment.hosted, checked.plan
-        room = _Room(reservation, is_alone)
+        room = _Room(reservation, kept_bytes, spare_bytes)
         try:
             async with until(deadline, "the images were decoded"):
                 images = await self.decode(hosted, plan.inputs, payloads.inputs, room.reserve)

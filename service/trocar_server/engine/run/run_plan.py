@@ -1,11 +1,12 @@
 """Plan run on the owner thread: arguments, recording, resolution, the pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
@@ -26,7 +27,7 @@ from trocar_server.engine.request.plan import Payloads, Plan, Signature, split_a
 from trocar_server.engine.resolve.pass_memory import check_memory
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import plan_surgery
-from trocar_server.engine.run.forward_pass import PassResult, domain_errors, run_pass
+from trocar_server.engine.run.forward_pass import PassResult, domain_errors, needs_autograd, run_pass
 from trocar_server.engine.run.operand_tensors import NO_OPERANDS, OperandTensors, check_dtypes
 from trocar_server.engine.run.source_passes import SourcePass, found_values
 from trocar_server.engine.run.start_value import (
@@ -47,6 +48,7 @@ from trocar_server.surgery import (
     Recording,
     StartMixedError,
     StartSession,
+    clear_caches,
     laid_out,
 )
 
@@ -130,7 +132,8 @@ def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Re
     """Run the passes of a plan's sources, then its own, on a leased replica. Owner thread only.
 
     A pass that runs out of GPU memory is retried once after the allocator has released its cache, which is
-    often fragmented.
+    often fragmented. One that fails because of inference mode is run again without it, as all later ones of
+    the deployment are; see Note: [Inference mode].
 
     Raises:
         ServiceError: Any error of the request, and any reason to stop a pass.
@@ -139,16 +142,29 @@ def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Re
     device = deployment.hosted.device
     # Draws decide whether a reply is cached: those of other deployments never are.
     with watching_draws(device) if deployment.is_repeatable else _NOT_WATCHED as draws:
-        found = None
+        found, remedy = None, None
         try:
             found = _run_plan(replica, prepared, guard)
         except ServiceError as error:
-            if error.reason is not ErrorReason.OUT_OF_MEMORY or not keeps_memory(device):
+            remedy = _remedy(error, deployment)
+            if remedy is None:
                 raise
-        if found is None:
-            give_back_cache(device)
+        if found is None:  # not in the handler, which keeps the failed pass alive
+            assert remedy is not None
+            remedy(replica.module)
             found = _run_plan(replica, prepared, guard)
     return found if draws is None else (found[0], replace(found[1], has_drawn=draws.has_drawn))
+
+
+def _remedy(error: ServiceError, deployment: Deployment) -> Callable[[nn.Module], None] | None:
+    """Return what makes another try of a failed pass worthwhile, or None."""
+    device = deployment.hosted.device
+    if needs_autograd(error):
+        deployment.in_inference_mode = False
+        return clear_caches
+    if error.reason is ErrorReason.OUT_OF_MEMORY and keeps_memory(device):
+        return lambda _: give_back_cache(device)
+    return None
 
 
 def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Resolved, PassResult]:
@@ -270,7 +286,13 @@ def _run(ready: _ReadyPass, resolved: Resolved) -> tuple[Resolved, PassResult]:
     checked, called = ready.checked, ready.called
     if resolved is checked.resolved and checked.pass_spec is not None:
         result = run_pass(
-            ready.replica, called, resolved.targets, checked.pass_spec, ready.guard, ready.operands.taps
+            ready.replica,
+            called,
+            resolved.targets,
+            checked.pass_spec,
+            ready.guard,
+            ready.operands.taps,
+            in_inference_mode=checked.deployment.in_inference_mode,
         )
     else:
         resolved, result = _run_surgery(ready, resolved)
@@ -294,7 +316,13 @@ def _run_surgery(ready: _ReadyPass, resolved: Resolved) -> tuple[Resolved, PassR
         pass_spec = replace(pass_spec, graph=deployment.recorder.graph())
     with domain_errors(deployment.hosted, resolved.memory_bytes(signature)):
         return resolved, run_pass(
-            replica, ready.called, resolved.targets, pass_spec, guard, ready.operands.taps
+            replica,
+            ready.called,
+            resolved.targets,
+            pass_spec,
+            guard,
+            ready.operands.taps,
+            in_inference_mode=deployment.in_inference_mode,
         )
 
 
@@ -353,7 +381,15 @@ def _run_rest(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     try:
         session = StartSession(passing.module, start.target, laid_out(value, start.strides))
         pass_spec = replace(pass_spec, start=session)
-        return resolved, run_pass(passing, called, resolved.targets, pass_spec, guard, operands.taps)
+        return resolved, run_pass(
+            passing,
+            called,
+            resolved.targets,
+            pass_spec,
+            guard,
+            operands.taps,
+            in_inference_mode=deployment.in_inference_mode,
+        )
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None
     except ServiceError:

@@ -53,16 +53,16 @@ class StreamStatistics:
     Args:
         taps: Of the stream.
         checkpoint: Result of `checkpoint`, to resume from; empty for a new stream.
-        surgery: Identifies the stream's edits and objective; empty where there are none.
+        computation: Identifies what the stream computes: its model, taps, edits and objective.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, the checkpoint is damaged or belongs to other taps or other surgery.
+        ServiceError: `INVALID_ARGUMENT`, the checkpoint is damaged or belongs to another computation.
     """
 
-    def __init__(self, taps: Sequence[TapRequest], checkpoint: bytes = b"", surgery: str = "") -> None:
+    def __init__(self, taps: Sequence[TapRequest], checkpoint: bytes = b"", computation: str = "") -> None:
         self.batch_count = 0
         self.failed_count = 0
-        self._surgery = surgery
+        self._computation = computation
         self._entries: dict[str, _Entry] = {}
         if checkpoint:
             self._resume(taps, checkpoint)
@@ -92,7 +92,7 @@ class StreamStatistics:
         states = [entry.accumulator.state() for entry in self._entries.values()]
         head = {
             "counts": [self.batch_count, self.failed_count],
-            "surgery": self._surgery,
+            "computation": self._computation,
             "entries": [_described(entry) for entry in self._entries.values()],
             "sizes": [len(state) for state in states],
         }
@@ -104,11 +104,11 @@ class StreamStatistics:
         counts = _field(head, "counts", list)
         if len(counts) != 2 or not all(_is_number(count, _MAX_BATCHES) for count in counts):
             raise _damaged()
-        if head.get("surgery", "") != self._surgery:
+        if head.get("computation") != self._computation:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
-                "the checkpoint belongs to other edits or another objective; give the same, or start "
-                "again without it",
+                "the checkpoint belongs to another model, other taps, other edits or another objective; give "
+                "the same, or start again without it",
             )
         self.batch_count, self.failed_count = counts
         for described, state in zip(_field(head, "entries", list), states, strict=True):
@@ -118,6 +118,8 @@ class StreamStatistics:
             if not (dim is None or _is_number(dim, _MAX_CALLS, -_MAX_CALLS)):
                 raise _damaged()
             accumulator = Accumulator.from_state(tap.statistics, tap.scope, dim, tap.parameters, state)
+            if not accumulator.fits(output.shape):
+                raise _damaged()
             self._entries[output.name] = _Entry(output, accumulator, dim)
 
 

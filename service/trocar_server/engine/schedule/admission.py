@@ -68,32 +68,47 @@ class Reservation:
     seconds: float = 0.0
 
     def reserve(
-        self, byte_count: int, rows: int = 1, *, is_alone: bool = False, seconds: float | None = None
+        self,
+        byte_count: int,
+        rows: int = 1,
+        *,
+        kept_bytes: int | None = None,
+        spare_bytes: int = 0,
+        seconds: float | None = None,
     ) -> None:
         """Reserve bytes, and seconds of computing.
 
         Args:
             byte_count: Number of bytes.
             rows: Number of their samples, for the error to state how many would fit.
-            is_alone: Whether they are needed without those that the call has reserved already, as for the
-                batches of a stream.
+            kept_bytes: The part of those reserved already that the call keeps while it waits: a stream
+                releases those of earlier batches. All of them when None.
+            spare_bytes: Bytes by which the budgets may be exceeded: those of later batches of a stream, which
+                are released only after this one.
             seconds: Estimated seconds of computing, if they are known with the bytes; see `expect`.
 
         Raises:
             ServiceError: `SERVER_BUSY`, they do not fit now; `REQUEST_TOO_LARGE`, they never will.
         """
-        self.check(byte_count, rows, is_alone=is_alone, seconds=seconds)
+        self.check(byte_count, rows, kept_bytes=kept_bytes, spare_bytes=spare_bytes, seconds=seconds)
         self.add(byte_count, seconds or 0.0)
 
     def check(
-        self, byte_count: int, rows: int = 1, *, is_alone: bool = False, seconds: float | None = None
+        self,
+        byte_count: int,
+        rows: int = 1,
+        *,
+        kept_bytes: int | None = None,
+        spare_bytes: int = 0,
+        seconds: float | None = None,
     ) -> None:
         """Refuse what would not fit now; reserves nothing, as announced bytes may never arrive.
 
         Raises:
             ServiceError: As `reserve` does.
         """
-        self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
+        before = self.byte_count if kept_bytes is None else kept_bytes
+        self._admission.check_bytes(self, byte_count, rows, before, spare_bytes)
         if seconds is not None and self._budgets[1].seconds:
             self._admission.check_seconds(self, seconds)
 
@@ -213,7 +228,9 @@ class Admission:
         """Return the flows that have admitted calls."""
         return tuple(self._flows)
 
-    def check_bytes(self, reservation: Reservation, byte_count: int, rows: int, before: int) -> None:
+    def check_bytes(
+        self, reservation: Reservation, byte_count: int, rows: int, before: int, spare_bytes: int = 0
+    ) -> None:
         """Refuse bytes that do not fit beside those reserved before; see `Reservation.reserve`."""
         whole = before + byte_count
         of_class = self._class_bytes[reservation.kind]
@@ -226,7 +243,7 @@ class Admission:
                 byte_count=str(whole),
                 limit=str(most),
             )
-        free = reservation.free_bytes(of_class, self.limits)
+        free = reservation.free_bytes(of_class, self.limits) + spare_bytes
         if byte_count > free:
             raise self._busy(
                 reservation,

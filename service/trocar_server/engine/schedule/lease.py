@@ -159,7 +159,7 @@ class ReplicaPool:
         """
         if not self._free:
             request = LeaseRequest(current_flow(), rows, priority)
-            self._refuse_late(request, _patience(deadline))
+            self._refuse_late(request, patience(deadline))
             self._place_for(request)
 
     async def drain(self) -> None:
@@ -191,7 +191,7 @@ class ReplicaPool:
     async def _wait(self, request: LeaseRequest, cost: float, deadline: float | None) -> Replica:
         if self._is_closed:
             raise ServiceError(ErrorReason.MODEL_NOT_LOADED, "the model was unloaded; load it first")
-        patience_s = _patience(deadline)
+        patience_s = patience(deadline)
         self._refuse_late(request, patience_s)
         self._make_room(request)
         try:
@@ -278,6 +278,6 @@ class ReplicaPool:
         return busy(f"{problem}; try again later", self.wait_s(request))
 
 
-def _patience(deadline: float | None) -> float | None:
-    """Return how long a call can wait, in seconds."""
+def patience(deadline: float | None) -> float | None:
+    """Return how long a call can wait for its turn, in seconds; None without limit."""
     return None if deadline is None else max(0.0, deadline - time.monotonic()) * _WAIT_SHARE

@@ -5,6 +5,7 @@
 transformers is imported here and nowhere else in the server, late: it takes seconds.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ TASKS = {
 """transformers' class for each task, under the Hub's names of tasks."""
 
 _LISTED_COUNT = 10
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def import_code(folder: ModelFolder, task: str) -> None:
@@ -89,10 +91,8 @@ def build(
         config = _own_config(chosen, config)
         if weights:
             module = _loaded(chosen, folder.path, config, dtype)
-        elif hasattr(chosen, "from_config"):
-            module = chosen.from_config(config, dtype=dtype or torch.float32, trust_remote_code=False)
         else:
-            module = chosen(config).to(dtype or torch.float32)
+            module = _initial(chosen, config, dtype or torch.float32)
         if chosen is transformers.AutoModel or not task:
             add_pooling(module, folder, weights)
     # Keys and values for later tokens: no pass of ours continues another.
@@ -105,6 +105,8 @@ def _class_for(transformers: Any, folder: ModelFolder, task: str, config: Any) -
     if task in TASKS:
         return getattr(transformers, TASKS[task])
     names = [task] if task else config.architectures or []
+    if folder.modules and not task:
+        names = _encoder(transformers, config, names)
     if not names:
         return transformers.AutoModel
     chosen = getattr(transformers, str(names[0]), None)
@@ -113,6 +115,19 @@ def _class_for(transformers: Any, folder: ModelFolder, task: str, config: Any) -
     raise invalid(
         f"'{folder.path.name}': transformers {transformers.__version__} has no model '{str(names[0])[:80]}'; "
         f"name a class, or a task after '#': {', '.join(TASKS)}"
+    )
+
+
+def _encoder(transformers: Any, config: Any, names: list[str]) -> list[str]:
+    """Class of a sentence model, if not AutoModel's: as sentence-transformers 6, without heads or decoders.
+
+    The configuration names what the base was trained as, such as `BertForMaskedLM`, whose output is logits.
+    """
+    if names and str(names[0]).endswith("EncoderModel"):
+        return names
+    encoder = f"{type(config).__name__.removesuffix('Config')}EncoderModel"
+    return (
+        [encoder] if getattr(config, "is_encoder_decoder", False) and hasattr(transformers, encoder) else []
     )
 
 
@@ -132,6 +147,24 @@ def _own_config(chosen: Any, config: Any) -> Any:
     if found is None:
         raise invalid(f"{chosen.__name__} takes a {own.__name__}; the folder has a {type(config).__name__}")
     return found
+
+
+def _initial(chosen: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    """Build a model with initial values, of the dtypes that `from_pretrained` gives to loaded ones."""
+    if hasattr(chosen, "from_config"):
+        module = chosen.from_config(config, dtype=dtype, trust_remote_code=False)
+    else:
+        module = chosen._from_config(config, dtype=dtype)
+    # As transformers 5.23 chooses in `_get_dtype_plan`: parts of names, T5's `wo` among them.
+    names = set(module._keep_in_fp32_modules_strict or ()) if dtype in _HALVES else set()
+    if dtype is torch.float16:
+        names |= set(module._keep_in_fp32_modules or ())
+    kept = re.compile("|".join(name.replace("*", ".*") for name in sorted(names)))
+    for name, tensor in module.state_dict(keep_vars=True).items() if names else ():
+        if kept.search(name) and tensor.is_floating_point():
+            tensor.data = tensor.data.float()
+    initial: nn.Module = module
+    return initial
 
 
 def _loaded(chosen: Any, path: Path, config: Any, dtype: torch.dtype | None, **arguments: Any) -> nn.Module:

@@ -11,6 +11,7 @@ repository. So a folder that has one of these is refused as a whole, and nothing
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ _NOT_CONFIGURATION = ("tokenizer.json", "vocab.json", "added_tokens.json", "merg
 _MAX_CONFIG_BYTES = 16 << 20
 _MAX_DEPTH = 32
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SHARD = re.compile(r"-\d+-of-\d+\.")
+_TRAINING_STATE = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
+"""Pickles that transformers' `Trainer` writes beside the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,28 @@ def check_weights(folder: ModelFolder) -> None:
     """
     if folder.weights:
         return
-    pickles = sorted(file.name for file in folder.path.iterdir() if file.suffix in _PICKLES)
+    pickles = sorted(
+        (file.name for file in folder.path.iterdir() if file.suffix in _PICKLES and not _is_state(file)),
+        key=lambda name: (not name.startswith("pytorch_model"), name),
+    )
     name = folder.path.name
+    if pickles and _SHARD.search(pickles[0]):
+        raise invalid(
+            f"'{name}' has its weights as several pickles, {pickles[0]} and so on, and the server reads "
+            f"safetensors only: save it again with the model's class of transformers, for example "
+            f"`AutoModel.from_pretrained({name!r}).save_pretrained(FOLDER)`"
+        )
     if pickles:
         raise invalid(
             f"'{name}' has its weights as {', '.join(pickles)} only, and the server reads safetensors only: "
             f"run `trocar convert {pickles[0]} model.safetensors` in the folder first"
         )
     raise invalid(f"'{name}' has no weights; add model.safetensors, or ask for `random:0`")
+
+
+def _is_state(file: Path) -> bool:
+    """Whether a pickle is what a trainer keeps beside the weights."""
+    return file.name.startswith(_TRAINING_STATE)
 
 
 def _transformer_folder(path: Path, modules: Any) -> Path:

@@ -4,6 +4,7 @@ CACHE_DIR/hub/org--name@commit/                     the files
 CACHE_DIR/hub/org--name@commit/.trocar-sha256       the digest of each, written when all are there
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -53,8 +54,7 @@ def download(source: Source, cache_dir: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder.parent) as partial:
             files = _fetch(source, Path(partial) / "files")
             (files / _MANIFEST).write_text(_manifest(files), encoding="utf-8")
-            shutil.rmtree(folder, ignore_errors=True)
-            files.replace(folder)
+            _put(files, folder)
     except Exception as error:  # the client of the Hub raises many kinds
         raise ServiceError(
             ErrorReason.WEIGHTS_UNAVAILABLE,
@@ -81,6 +81,16 @@ def verify(folder: Path) -> None:
             f"files of '{folder.name}' are not those that were downloaded: {', '.join(changed[:5])}; "
             "remove the folder from the cache, and it is downloaded again",
         )
+
+
+def _put(files: Path, folder: Path) -> None:
+    """Rename a finished folder. One that another server finished meanwhile stays: it may load from it."""
+    with contextlib.suppress(OSError):  # there is a folder
+        files.replace(folder)
+        return
+    if not (folder / _MANIFEST).is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        files.replace(folder)
 
 
 def _fetch(source: Source, target: Path) -> Path:

@@ -6,6 +6,9 @@ The transformer stays the root, so that module paths are those of transformers; 
 `normalize` are modules beside its own. The arithmetic is that of sentence-transformers 5.
 """
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +70,24 @@ class Normalize(nn.Module):
         return torch.nn.functional.normalize(value, p=2, dim=1)
 
 
-class _SentenceOutput:
+def _forward_with_embedding(own: type[nn.Module]) -> Callable[..., dict[str, Any]]:
     """The forward of a model that returns its sentence embedding beside its own outputs."""
+    names = [*inspect.signature(own.forward).parameters][1:]  # without `self`
+    place = names.index("attention_mask") if "attention_mask" in names else len(names)
 
-    def forward(self: Any, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Any]:
-        outputs = super().forward(*args, attention_mask=attention_mask, **kwargs)  # type: ignore[misc]
+    @functools.wraps(own.forward)  # its signature says what the model takes
+    def forward(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        outputs: Mapping[str, Any] = own.forward(self, *args, **kwargs)
+        mask = args[place] if len(args) > place else kwargs.get("attention_mask")
         values = outputs["last_hidden_state"]
-        mask = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
-        value = self.pooling(values, mask if attention_mask is None else attention_mask)
+        if mask is None:
+            mask = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
+        value = self.pooling(values, mask)
         for name in self.sentence_steps:
             value = getattr(self, name)(value)
         return {**outputs, OUTPUT: value}
+
+    return forward
 
 
 def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
@@ -107,7 +117,8 @@ def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
                 _check_values(path, read_configuration(path / "config.json"))
             _add(module, "normalize", Normalize(), steps)
         elif kind == "Dense":
-            _add(module, "dense", _dense(path, weights), steps)
+            dense = _dense(path, weights).to(getattr(module, "dtype", None))
+            _add(module, "dense", dense, steps)
         else:
             raise invalid(
                 f"'{root.name}': its module {kind[:60]!r} is not supported; supported are Pooling, "
@@ -117,7 +128,9 @@ def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
         raise invalid(f"'{root.name}': modules.json names no Pooling")
     module.sentence_steps = tuple(steps)  # type: ignore[assignment]  # a plain attribute
     own = type(module)
-    module.__class__ = type(own.__name__, (_SentenceOutput, own), {"__module__": own.__module__})
+    # The forward is a class's of this module: a signature is read from transformers' own.
+    pooled = type("_WithPooling", (), {"__module__": __name__, "forward": _forward_with_embedding(own)})
+    module.__class__ = type(own.__name__, (pooled, own), {"__module__": own.__module__})
 
 
 def _add(module: nn.Module, name: str, part: nn.Module, steps: list[str]) -> None:

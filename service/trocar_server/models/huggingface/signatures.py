@@ -84,6 +84,7 @@ def transformers_signature(module: Any) -> InputSignature:
 def _specs(module: Any) -> Iterator[InputSpec]:
     config = module.config
     known = _known(config, module.main_input_name)
+    known["position_ids"] = ("int64", (BATCH, "tokens"), _largest(module, given=True).get("tokens", 0))
     if _takes_patches(module):
         known |= _patches(config)
     known |= _other_patches(module) | family_inputs(module)
@@ -151,7 +152,6 @@ def _known(config: Any, main: str) -> Described:
         "input_ids": ("int64", tokens, encoded),
         "attention_mask": ("int64", (BATCH, mask_of.get(main, "tokens")), 2),
         "token_type_ids": ("int64", tokens, int(getattr(text, "type_vocab_size", 0) or 0)),
-        "position_ids": ("int64", tokens, 0),
         "decoder_input_ids": ("int64", targets, vocabulary),
         "decoder_attention_mask": ("int64", targets, 2),
         "inputs_embeds": (
@@ -238,8 +238,8 @@ def _flag(annotation: Any) -> str:
     return _FLAG_TYPES.get(options[0], "") if len(options) == 1 and isinstance(options[0], type) else ""
 
 
-def _largest(module: nn.Module) -> dict[str, int]:
-    """Return the most tokens, by the tables of learned positions."""
+def _largest(module: Any, *, given: bool = False) -> dict[str, int]:
+    """Return the most tokens, by the tables of learned positions; or the most positions that may be given."""
     found: dict[str, int] = {}
     for path, part in module.named_modules():
         name = path.rpartition(".")[2]
@@ -248,11 +248,13 @@ def _largest(module: nn.Module) -> dict[str, int]:
             not is_table
             or not isinstance(part, nn.Embedding)
             or "vision" in path
-            or path.startswith("encoder.embed")
+            or (path.startswith("encoder.embed") and module.main_input_name != "input_ids")
         ):
             continue
-        # RoBERTa and BART count positions from behind the padding's.
-        offset = part.padding_idx + 1 if part.padding_idx is not None else getattr(part, "offset", 0)
+        # RoBERTa and BART count positions from behind the padding's; OPT also those that a caller gives.
+        offset = getattr(part, "offset", 0)
+        if part.padding_idx is not None and not given:
+            offset = part.padding_idx + 1
         dimension = "target_tokens" if "decoder." in path and _has_encoder(module) else "tokens"
         found[dimension] = part.num_embeddings - offset
     return found

@@ -7,8 +7,10 @@
 An operator without network may put a converted file there under that name.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlparse
 
@@ -23,6 +25,7 @@ from trocar_server.models.from_source import prefetch_source
 from trocar_server.models.spec import ModelSpec, WeightsKind
 from trocar_server.models.weights.convert import check_state_dict
 from trocar_server.models.weights.weights_file import StateDict, read_weights, write_weights
+from trocar_server.storage.durable import PARTIAL
 
 _ABANDONED_AFTER_S = 24 * 3600
 
@@ -80,10 +83,12 @@ def clean_downloads(data_dir: Path) -> None:
 
     Files written to within the last day are kept. Call it once, before the first load.
     """
-    downloads = _downloads(data_dir)
-    for file in downloads.iterdir() if downloads.is_dir() else ():
-        if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_S:
-            file.unlink(missing_ok=True)
+    weights, downloads = data_dir / "weights", _downloads(data_dir)
+    partial = chain(*(folder.glob(f"*{PARTIAL}") for folder in (weights, weights / "timm")))
+    for file in chain(partial, downloads.iterdir() if downloads.is_dir() else ()):
+        with contextlib.suppress(FileNotFoundError):  # a running server has renamed it
+            if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_S:
+                file.unlink()
 
 
 def stored_path(weights: WeightsEnum, data_dir: Path) -> Path:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.storage.durable import PARTIAL
 
 StateDict = OrderedDict[str, Tensor]
 """Tensors by qualified name; torch's `_metadata` may hang on it, see Note: [Module versions]."""
@@ -41,7 +43,7 @@ def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
         OSError: The directory cannot be written; `target` is as it was.
     """
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-    partial = target.with_name(f"{target.name}.partial")
+    partial = _partial(target)
     try:
         _save(tensors, partial, {"format": "pt", **versions_metadata(state)})
         digest = _sha256(partial)
@@ -59,7 +61,7 @@ def write_checksum(source: Path, target: Path) -> None:
     Raises:
         OSError: The directory cannot be written.
     """
-    partial = target.with_name(f"{target.name}.partial")
+    partial = _partial(target)
     digest = _sha256(source)
     _make_durable(source, target)
     partial.write_text(f"{digest}  {target.name}\n", encoding="ascii")
@@ -123,6 +125,11 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
 def _versions(state: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
     metadata: Mapping[str, Mapping[str, int]] = getattr(state, "_metadata", {})
     return {path: {"version": entry["version"]} for path, entry in metadata.items() if "version" in entry}
+
+
+def _partial(target: Path) -> Path:
+    """Name of a file that is being written: of one writer only, as servers may share a cache."""
+    return target.with_name(f"{target.name}.{uuid.uuid4().hex}{PARTIAL}")
 
 
 def _checksum_path(path: Path) -> Path:

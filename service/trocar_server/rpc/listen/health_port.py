@@ -10,7 +10,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.authorization import Metadata
 from trocar_server.rpc.call.interceptor import CallInterceptor
 from trocar_server.rpc.listen.health_service import HealthService
-from trocar_server.rpc.listen.unix_socket import socket_path
+from trocar_server.rpc.listen.unix_socket import host_port, socket_path
 from trocar_server.rpc.transfer.messages import CallContext
 
 LIVE = "trocar.live"
@@ -49,7 +49,7 @@ async def start_health_port(
     Raises:
         ServiceError: `INVALID_ARGUMENT`, the address cannot be used.
     """
-    address = f"{_LOOPBACK if socket_path(host) else host}:{port}"
+    address = host_port(_LOOPBACK if socket_path(host) else host, port)
     options: list[tuple[str, Any]] = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),

@@ -83,7 +83,8 @@ class _CertificateReader:
 
     def _look(self) -> tuple[tuple[int, ...], ...]:
         found = (path.stat() for path in self._files.paths())
-        return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
+        # The time of change also tells that files have become readable: a mode or an owner is set afterwards.
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in found)
 
 
 def _check(files: TlsFiles) -> None:

@@ -1,4 +1,4 @@
-"""Unix sockets as addresses: `unix:/run/trocar.sock`, for callers on the same machine and of the same user.
+"""Addresses to listen on: TCP ports, and Unix sockets (`unix:/run/trocar.sock`) for callers of the same user.
 
 gRPC (1.81) removes any socket at the path, even that of a listening server, and leaves the access to its own
 to the umask. Here a socket in use is kept, and only the owner may connect to ours.
@@ -48,6 +48,11 @@ def socket_path(host: str) -> Path | None:
 def target_of(path: Path) -> str:
     """Socket file as a gRPC target, for clients."""
     return PREFIX + quote(os.fsencode(path))
+
+
+def host_port(host: str, port: int) -> str:
+    """TCP host and port as a gRPC target, for servers and clients; an IPv6 address is put in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def check_free(path: Path) -> None:

@@ -1,9 +1,10 @@
 """`StreamService`: many batches in one call, in order, with a bounded number in flight."""
 
 import asyncio
+import json
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -13,6 +14,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
+from trocar_api.v1.objective_pb2 import Objective
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
@@ -23,9 +25,9 @@ from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.run.stream_statistics import MAX_CHECKPOINT_BYTES, StreamStatistics
 from trocar_server.engine.schedule.admission import MethodClass, Reservation
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_flow
+from trocar_server.models import HostedModel, current_flow
 from trocar_server.rpc.call.principal import principal_of
-from trocar_server.rpc.codec.edits import tensors_of
+from trocar_server.rpc.codec.edits import StoredList, tensors_of
 from trocar_server.rpc.codec.extract_requests import base_plan, plan_operand_bytes, stored_bytes
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.inputs import check_request_bytes
@@ -69,6 +71,10 @@ class _Stream:
     checkpoint_interval: int
     reservation: Reservation
     """Reservation for the bytes of its batches and results."""
+    idle_bytes: int
+    """Bytes that it keeps to its end: those of its start."""
+    ready_bytes: int = 0
+    """Bytes of prepared batches, and of results that are not sent yet."""
 
 
 @dataclass
@@ -107,6 +113,7 @@ class StreamService:
                     with phase("reply"):
                         await send(context, result.messages, stall_s)
                     reservation.add(-result.byte_count)
+                    stream.ready_bytes -= result.byte_count
             await send(context, await self._engine.owner.run(lambda: _end(stream, counts)), stall_s)
 
     async def _start(self, reader: StreamReader, principal: str, reservation: Reservation) -> _Stream:
@@ -121,28 +128,38 @@ class StreamService:
         check_request_bytes([*byte_counts, stored_bytes(plan)], self._engine.limits)
         reservation.check(sum(byte_counts))
         received = await reader.payloads(byte_counts, chunks)
-        statistics = await self._statistics(plan, start, received)
+        statistics = await self._statistics(plan, start, stored, received)
         payloads = split_payloads(plan, received, tensors_of(stored))
         await check_operands(plan, payloads)
         first_index, timeout_s, interval = _first_index(start), _timeout_s(start), _checkpoint_interval(start)
-        return _Stream(plan, first_index, timeout_s, payloads, statistics, interval, reservation)
+        idle_bytes = reservation.byte_count
+        return _Stream(plan, first_index, timeout_s, payloads, statistics, interval, reservation, idle_bytes)
 
     async def _statistics(
-        self, plan: Plan, start: pb.ExtractStreamStart, received: list[Payload]
+        self,
+        plan: Plan,
+        start: pb.ExtractStreamStart,
+        stored: Mapping[str, StoredList],
+        received: list[Payload],
     ) -> StreamStatistics | None:
         """Return running statistics; their checkpoint, the last payload, is taken out of the others."""
         checkpoint = received.pop().tobytes() if start.checkpoint_byte_count else b""
         if not start.has_running_statistics:
             return None
-        surgery = _surgery_digest(start)
-        return await self._engine.owner.run(lambda: StreamStatistics(plan.taps, checkpoint, surgery))
+        operands = received[: len(received) - len(plan.objective_operands)]  # those are labels
+        facts = [_model_facts(self._engine.deployment(plan.model_id).hosted), _settings(start)]
+        facts += [stored[name].digest for name in sorted(stored)]
+        computation = await asyncio.to_thread(_digest, [*facts, *(operand.data for operand in operands)])
+        return await self._engine.owner.run(lambda: StreamStatistics(plan.taps, checkpoint, computation))
 
     async def _ready(
         self, stream: _Stream, batches: AsyncGenerator[StreamBatch, None]
     ) -> AsyncGenerator[_ReadyBatch, None]:
         async with aclosing(batches):
             async for batch in batches:
-                yield await self._decoded(stream, batch)
+                ready = await self._decoded(stream, batch)
+                stream.ready_bytes += ready.byte_count
+                yield ready
 
     async def _decoded(self, stream: _Stream, batch: StreamBatch) -> _ReadyBatch:
         if batch.error is not None:
@@ -170,10 +187,19 @@ class StreamService:
         """Decode the images of a batch; a stream waits for memory, as it does for a replica."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
+        kept_bytes = stream.idle_bytes + batch.byte_count
         while True:
+            # Batches that were received meanwhile wait for this one, and would block it for ever.
+            later_bytes = stream.reservation.byte_count - kept_bytes - stream.ready_bytes
+            spare_bytes = 0 if stream.ready_bytes else later_bytes
             try:
                 return await self._engine.preparation.prepare(
-                    checked, payloads, deadline, stream.reservation, is_alone=True
+                    checked,
+                    payloads,
+                    deadline,
+                    stream.reservation,
+                    kept_bytes=kept_bytes,
+                    spare_bytes=spare_bytes,
                 )
             except ServiceError as error:
                 if error.reason is not ErrorReason.SERVER_BUSY:
@@ -195,6 +221,7 @@ class StreamService:
                 head = pb.ExtractStreamResponse(result=result).SerializeToString()
                 byte_count = sum(payload.nbytes for payload in payloads)
                 stream.reservation.add(byte_count - batch.byte_count)
+                stream.ready_bytes += byte_count - batch.byte_count
                 yield _Result(list(framed(head, payloads, stream.plan.max_chunk_bytes)), byte_count)
 
     async def _fill(
@@ -278,21 +305,46 @@ def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
     return [count] if count else []
 
 
-def _surgery_digest(start: pb.ExtractStreamStart) -> str:
-    """Digest of edits and objectives, empty without any.
+def _model_facts(hosted: HostedModel) -> bytes:
+    """Description of a model and its weights that is the same on every server and after a restart."""
+    spec = hosted.spec
+    published = spec.rebuilding.sha256 if spec.rebuilding else ""
+    return json.dumps([spec.model_id, spec.architecture, hosted.weights, published]).encode()
 
-    Labels, and classes given for each sample, do not count: they belong to the batches, and other batches may
-    come in a separate stream.
+
+def _settings(start: pb.ExtractStreamStart) -> bytes:
+    """Serialised taps, start, edits and objective of a stream, which its statistics depend on.
+
+    How values are sent does not count. Labels, and classes given for each sample, do not either: they belong
+    to the batches, and other batches may come in a separate stream.
     """
-    if not start.edits and not start.HasField("objective"):
-        return ""
-    described = pb.ExtractStreamStart(edits=start.edits, objective=start.objective)
-    for term in described.objective.terms:
-        if term.HasField("loss"):
+    described = pb.ExtractStreamStart(
+        taps=start.taps, start_at=start.start_at, edits=start.edits, objective=start.objective
+    )
+    for tap in described.taps:
+        tap.ClearField("values")
+        tap.ClearField("cast")
+    _clear_labels(described.objective)
+    return described.SerializeToString(deterministic=True)
+
+
+def _clear_labels(objective: Objective) -> None:
+    for term in objective.terms:
+        kind = term.WhichOneof("kind")
+        if kind == "loss":
             term.loss.ClearField("labels")
-        elif len(term.class_score.classes) > 1:
+        elif kind == "gradient_penalty":
+            _clear_labels(term.gradient_penalty.of)
+        elif kind == "class_score" and len(term.class_score.classes) > 1:
             term.class_score.ClearField("classes")
-    return sha256(described.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _digest(parts: Sequence[bytes | memoryview]) -> str:
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _checkpoint_interval(start: pb.ExtractStreamStart) -> int:

@@ -299,12 +299,13 @@ def _result_message(applied: Applied) -> pb.StepResult:
 
 def _eval_message(evaluated: Evaluated) -> pb.StepResult:
     """Result of an evaluation."""
-    result = evaluated.result
+    result, predictions = evaluated.result, evaluated.predictions
     return pb.StepResult(
         loss=result.loss,
         terms=result.terms,
         sample_count=result.sample_count,
-        correct_count=evaluated.correct_count,
+        correct_count=None if predictions is None else predictions.correct_count,
+        label_count=None if predictions is None else predictions.label_count,
         timing=ServerTiming(compute_s=result.compute_s),
     )
 

@@ -106,17 +106,19 @@ class StreamReader:
                 raise _wrong("expected a batch, received another message")
             if message.batch.batch_index != index:
                 raise _wrong(f"batch {index} expected, received batch {message.batch.batch_index}")
-            yield await self._batch(plan, message.batch, chunks)
+            yield await self._batch(plan, message.batch, chunks, idle_bytes)
             index += 1
 
-    async def _batch(self, plan: Plan, message: pb.StreamBatch, chunks: Sequence[Chunk]) -> StreamBatch:
+    async def _batch(
+        self, plan: Plan, message: pb.StreamBatch, chunks: Sequence[Chunk], idle_bytes: int
+    ) -> StreamBatch:
         self._is_skipping = False
         self._received_bytes = 0
         try:
             unprocessed: list[ProcessorInput] = []
             inputs, byte_counts = to_inputs(message.inputs, self._limits, unprocessed)
             byte_count, rows = sum(byte_counts), row_count(inputs)
-            await _when_free(lambda: self._reservation.check(byte_count, rows, is_alone=True))
+            await _when_free(lambda: self._reservation.check(byte_count, rows, kept_bytes=idle_bytes))
             self._arrivals = Arrivals(self._messages, self._limits, len)
             payloads = await self.payloads(byte_counts, chunks)
             plan_of_batch = replace(plan, inputs=inputs, unprocessed=tuple(unprocessed))

@@ -209,7 +209,7 @@ class Recorder:
         return self.clock
 
     def _note(self, target: list[Leaf], port: str, value: Any) -> None:
-        for picks, leaf in leaves(value):
+        for picks, leaf in leaves(value, with_empty=port == "out"):
             if not isinstance(leaf, torch.Tensor):
                 target.append(Leaf(port, picks, type(leaf).__name__))
                 continue

@@ -73,8 +73,11 @@ class Skips:
                 name=target.name,
                 nearest=around,
             )
-        missing = sum(self._around(call) is not None for call in calls[: target.call])
-        return replace(target, call=target.call - missing)
+        return replace(target, call=target.call - self.missing(calls[: target.call]))
+
+    def missing(self, calls: Sequence[ModuleCall]) -> int:
+        """Return how many of a module's calls do not run."""
+        return sum(self._around(call) is not None for call in calls)
 
     def _around(self, call: ModuleCall) -> str | None:
         for name, span in self._spans.items():

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from trocar_server.surgery.sessions.gradient_changes import Change
 from trocar_server.surgery.sessions.gradient_sets import SetChange
-from trocar_server.surgery.sessions.gradient_sites import Written, by_place, tensor_at
+from trocar_server.surgery.sessions.gradient_sites import Inputs, Written, by_place, tensor_at
 from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
 from trocar_server.surgery.sessions.taps import Target
 from trocar_server.surgery.structure import put
@@ -118,11 +118,13 @@ class GradientRuleSession(Session):
 
     def _register(self, path: str, targets: Mapping[Target, list[int]]) -> None:
         written: dict[int, list[Written]] = {}
+        inputs: dict[int, Inputs] = {}
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-            wanted = [target for target in targets if target.call == index and target.port != "out"]
-            if not wanted:
+            at_call = [target for target in targets if target.call == index]
+            if not at_call:
                 return None
+            wanted = [target for target in at_call if target.port != "out"]
             ports = in_ports(args, kwargs)
             entries = written.setdefault(index, [])
             for (port, picks), here in by_place(wanted).items():
@@ -133,31 +135,24 @@ class GradientRuleSession(Session):
                 entries.append(Written(value, own, own._version))
                 ports[port] = put(ports[port], picks, own)
                 self._attach(own, here, targets)
-            return with_ports(ports)
+            inputs[index] = Inputs(ports)
+            return with_ports(ports) if wanted else None
 
         def leave(index: int, output: Any) -> Any:
             for entry in written.pop(index, ()):
                 entry.settle()
+            taken = inputs.pop(index, None)
             wanted = [target for target in targets if target.call == index and target.port == "out"]
             for (port, picks), here in by_place(wanted).items():
                 value = tensor_at({port: output}, port, picks, here[0])
                 if not value.requires_grad:
                     continue
-                own = self._own_output(value)
+                own = _own_output(value, taken)
                 output = put(output, picks, own)
                 self._attach(own, here, targets)
             return output if wanted else None
 
         hook_calls(self._model.get_submodule(path), self._handles, enter, leave)
-
-    def _own_output(self, value: Tensor) -> Tensor:
-        """Return a module's output, or its copy. See Note: [Copies that keep hooks]."""
-        return value.clone() if value._is_view() or value.is_leaf or self._is_input(value) else value
-
-    def _is_input(self, value: Tensor) -> bool:
-        """Whether a module returned its very input tensor, which then has two gradients."""
-        site = self._sites.get((id(value), value._version))
-        return site is not None and site.tensor() is value and site.is_input
 
     def _attach(self, value: Tensor, here: Sequence[Target], targets: Mapping[Target, list[int]]) -> None:
         key = id(value), value._version
@@ -167,7 +162,12 @@ class GradientRuleSession(Session):
             self._handles.callback(value.register_hook(site.see).remove)
         for target in here:
             site.rules.update(targets[target])
-            site.is_input |= target.port != "out"
+
+
+def _own_output(value: Tensor, inputs: Inputs | None) -> Tensor:
+    """Return a module's output, or its copy. See Note: [Copies that keep hooks]."""
+    is_input = inputs is not None and inputs.have(value)
+    return value.clone() if value._is_view() or value.is_leaf or is_input else value
 
 
 @dataclass
@@ -177,7 +177,6 @@ class _Site:
     tensor: "ref[Tensor]"
     rules: set[int]
     session: GradientRuleSession
-    is_input: bool = False
 
     def see(self, gradient: Tensor | None) -> Tensor | None:
         """Apply the rules in order."""

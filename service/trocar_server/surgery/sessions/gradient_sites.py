@@ -8,7 +8,7 @@ import torch
 
 from trocar_server.surgery.sessions.editing import EditTarget
 from trocar_server.surgery.sessions.taps import Target, ValueMissingError
-from trocar_server.surgery.structure import Picks, pick
+from trocar_server.surgery.structure import Picks, leaves, pick
 from trocar_server.tensors.edits import edit_value
 
 
@@ -70,6 +70,22 @@ class Site:
             else:
                 self.values[point.target.name] = gradient.detach()
         return None if gradient is before else gradient
+
+
+class Inputs:
+    """The inputs of one call in the graph: a module that returns one of them has two gradients, not one.
+
+    Args:
+        arguments: Those of the call, in any structure.
+    """
+
+    def __init__(self, arguments: Any) -> None:
+        found = (leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor))
+        self._tensors = [(leaf, leaf._version) for leaf in found if leaf.requires_grad]
+
+    def have(self, value: torch.Tensor) -> bool:
+        """Whether a value is an input, and not written to since, which makes it another node of the graph."""
+        return any(value is leaf and value._version == version for leaf, version in self._tensors)
 
 
 def alias(value: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ from trocar_server.surgery.parameter_swaps import ParameterSwaps
 from trocar_server.surgery.sessions.gradient_errors import differentiable, independent, no_gradient_of
 from trocar_server.surgery.sessions.gradient_sites import (
     GradientPoint,
+    Inputs,
     Site,
     Written,
     alias,
@@ -141,22 +142,25 @@ class GradientSession(Session):
     def _register(self, path: str, targets: Sequence[Target]) -> None:
         """Register hooks at the selected calls of a module."""
         written: dict[int, list[Written]] = {}
+        inputs: dict[int, Inputs] = {}
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-            wanted = [target for target in targets if target.call == index and target.port != "out"]
-            if not wanted:
+            at_call = [target for target in targets if target.call == index]
+            if not at_call:
                 return None
             ports = in_ports(args, kwargs)
             with self._busy():
-                written[index] = self._enter_call(wanted, ports)
-            return with_ports(ports)
+                written[index] = self._enter_call([t for t in at_call if t.port != "out"], ports)
+            inputs[index] = Inputs(ports)
+            return with_ports(ports) if written[index] else None
 
         def leave(index: int, output: Any) -> Any:
             wanted = [target for target in targets if target.call == index and target.port == "out"]
             with self._busy():
                 for entry in written.pop(index, ()):
                     entry.settle()
-                return self._leave_call(wanted, output) if wanted else None
+                taken = inputs.pop(index, None)
+                return self._leave_call(wanted, output, taken) if wanted and taken is not None else None
 
         hook_calls(self._model.get_submodule(path), self._handles, enter, leave)
 
@@ -171,9 +175,9 @@ class GradientSession(Session):
             self._attach(own, here)
         return written
 
-    def _leave_call(self, targets: Sequence[Target], output: Any) -> Any:
+    def _leave_call(self, targets: Sequence[Target], output: Any, inputs: Inputs) -> Any:
         for (port, picks), here in by_place(targets).items():
-            own = self._own_output(tensor_at({port: output}, port, picks, here[0]), here[0])
+            own = self._own_output(tensor_at({port: output}, port, picks, here[0]), here[0], inputs)
             output = put(output, picks, own)
             self._attach(own, here)
         return output
@@ -184,20 +188,14 @@ class GradientSession(Session):
             return value.clone() if target.clone else value
         return value.clone() if target.clone else alias(value)
 
-    def _own_output(self, value: torch.Tensor, target: Target) -> torch.Tensor:
+    def _own_output(self, value: torch.Tensor, target: Target, inputs: Inputs) -> torch.Tensor:
         if not value.requires_grad:
             value = self._start(value, target)
             return value.clone() if target.clone else value
-        is_input = self._is_input(value)
+        is_input = inputs.have(value)
         if target.clone and (is_input or value._is_view()):
             return value.clone()
         return alias(value) if is_input else value
-
-    def _is_input(self, value: torch.Tensor) -> bool:
-        """Whether a module returned its very input tensor: its gradient is observed at the input, too."""
-        site = self._sites.get((id(value), value._version))
-        seen = site.points if site is not None and site.tensor() is value else ()
-        return any(point.target.port != "out" for point in seen)
 
     def _start(self, value: torch.Tensor, target: Target) -> torch.Tensor:
         """Begin the graph here. See Note: [Start of the autograd graph]."""

@@ -7,6 +7,7 @@ A session is a context manager. `hook_calls` observes every call of a module, an
         model(batch)
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,8 +15,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import nn
-
-from trocar_server.surgery.recording.recording import has_raised
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword inputs of a call."""
@@ -70,22 +69,26 @@ class Session(ABC):
 def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter | None, leave: Leave) -> None:
     """Call back for every call of a module, counted from 0, until `handles` is closed."""
     count = 0
-    open_calls: list[int] = []
+    open_calls: list[tuple[int, BaseException | None]] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         nonlocal count
-        open_calls.append(count)
+        index = count
+        open_calls.append((index, sys.exc_info()[1]))
         count += 1
-        return None if enter is None else enter(open_calls[-1], args, kwargs)
+        return None if enter is None else enter(index, args, kwargs)
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not open_calls:  # a hook that runs before ours has raised on the way in
             return None
-        index = open_calls.pop()
-        return None if output is None and has_raised(output) else leave(index, output)
+        index, handled = open_calls.pop()
+        # Another error than before the call is the module's own, or that of an earlier hook: torch (2.14)
+        # then runs this one with the raw output. Returning a value, or ending the pass, would hide the error.
+        has_failed = sys.exc_info()[1] is not handled or (output is None and handled is not None)
+        return None if has_failed else leave(index, output)
 
     handles.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-    # Runs after an error too (with None), so that a call whose error the model catches is closed.
+    # Runs after an error too, so that a call whose error the model catches is closed.
     handles.callback(module.register_forward_hook(after, always_call=True).remove)
     if len(module._forward_hooks) > 1:
         _capture_last(module)

@@ -181,6 +181,12 @@ class Accumulator:
             raise damaged("it has unexpected entries")
         return accumulator
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether values of a shape have the channels of what was accumulated, if that has any."""
+        if self._accumulated is None or not self._channel_dim:
+            return True
+        return self._channel_dim < len(shape) and shape[self._channel_dim] == self._group_count
+
     @property
     def _request(self) -> tuple[object, ...]:
         statistics = tuple(str(statistic) for statistic in self._statistics)

@@ -32,6 +32,8 @@ _COUNTS = {
     "patience": 0,
     "cooldown": 0,
 }
+_LENGTH = 1_000_003
+"""Length of the training to try out schedules with, if none is given: no usual share of it is one step."""
 _BOOLEANS = ("cycle_momentum", "three_phase")
 _LISTS = ("max_lr", "base_momentum", "max_momentum", "min_lr")
 _POSITIVE = ("div_factor", "final_div_factor", "max_lr")
@@ -114,7 +116,7 @@ def _try(spec: ScheduleSpec, optimizer: OptimizerSpec, group_count: int, problem
             made.param_groups[0]["params"] = [named["p0"]]
             for name in list(named)[1:]:
                 made.add_param_group({"params": [named[name]]})
-        make_schedulers(spec, made, 100 + spec.warmup)
+        make_schedulers(spec, made, _LENGTH + spec.warmup)
     except ServiceError:
         return  # the optimizer's own problem
     except (ValueError, TypeError, ZeroDivisionError, OverflowError) as error:

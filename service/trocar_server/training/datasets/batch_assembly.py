@@ -205,8 +205,9 @@ def _check_dtype(inputs: ArraySignature, hosted: HostedModel) -> None:
         return
     wanted = str(hosted.dtype).removeprefix("torch.")
     if inputs.dtype != wanted:
+        name = "ml_dtypes.bfloat16" if wanted == "bfloat16" else f'"{wanted}"'  # NumPy itself has no bfloat16
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
             f"the data set's inputs are {inputs.dtype}, model '{hosted.spec.model_id}' computes in {wanted}; "
-            f'upload them as `array.astype("{wanted}")`',
+            f"upload them as `array.astype({name})`, or as a torch tensor of this dtype",
         )

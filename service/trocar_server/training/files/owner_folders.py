@@ -26,7 +26,7 @@ from pathlib import Path
 from trocar_server.errors import ServiceError
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder, sync_folder
-from trocar_server.training.files.trainer_janitor import RECORD_NAME, TRAINER_ID
+from trocar_server.training.files.trainer_janitor import RECORD_NAME, TRAINER_ID, remove_tree
 from trocar_server.training.files.trainer_store import TrainerRecord, TrainerStore
 
 _FROM = "from"
@@ -49,14 +49,13 @@ class OwnerFolders:
         self.own = root / owner
 
     def others(self) -> list[str]:
-        """Return the names of other owners, gone or not, that have trainers.
+        """Return the names of other owners, gone or not, with trainers or without.
 
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`.
         """
         with disk_errors("shared folder of trainers"):
-            found = [entry.name for entry in _folders(self._root) if entry.name != self._owner]
-        return sorted(name for name in found if self.trainer_ids(name))
+            return sorted(entry.name for entry in _folders(self._root) if entry.name != self._owner)
 
     def trainer_ids(self, owner: str) -> list[str]:
         """Return the ids of an owner's trainers.
@@ -127,9 +126,11 @@ class OwnerFolders:
             return False
 
     def forget(self, owner: str) -> None:
-        """Remove the folder of a lost owner if nothing is left in it but its lock."""
+        """Remove the folder of a lost owner if nothing is left in it but its lock and deleted trainers."""
         folder = self._root / owner
         with contextlib.suppress(OSError):
+            for deleted in folder.glob("~*"):
+                remove_tree(deleted)
             if set(os.listdir(folder)) <= {"lock"}:  # noqa: PTH208 - as in `durable`
                 (folder / "lock").unlink(missing_ok=True)
                 folder.rmdir()

@@ -100,6 +100,10 @@ class StepJournal:
                 if match and int(match[1]) != checkpoint:
                     remove_quietly(folder / name)
 
+    def has(self, trainer_id: str, checkpoint: int, number: int) -> bool:
+        """Whether there is an entry, damaged or not."""
+        return _path(self._trainers.path_of(trainer_id), checkpoint, number).exists()
+
     def entries(self, trainer_id: str, checkpoint: int, first_number: int) -> Iterator[JournalEntry]:
         """Yield the entries after a checkpoint, in order; a damaged one is logged, and is the end.
 

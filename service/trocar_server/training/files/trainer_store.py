@@ -170,25 +170,35 @@ class TrainerStore:
         """
         found, unreadable = [], []
         for trainer_id in sorted(self.ids()):
-            try:
-                found.append(self._read(trainer_id))
-            except FileNotFoundError:  # without checkpoints it is being created or deleted
-                if self._has_checkpoints(trainer_id):
-                    unreadable.append(self._unreadable(trainer_id, damaged_record("it is gone")))
-            except DamagedError as error:
-                unreadable.append(self._unreadable(trainer_id, damaged_record(str(error))))
-            except OSError as error:
-                unreadable.append(
-                    self._unreadable(trainer_id, storage_error("description of a trainer", error))
-                )
-        for one in unreadable:
-            _log.warning("a trainer cannot be read", trainer_id=one.trainer_id, problem=one.error.message)
+            one = self.look_at(trainer_id)
+            if isinstance(one, UnreadableTrainer):
+                unreadable.append(one)
+            elif one is not None:
+                found.append(one)
         return sorted(found, key=lambda record: (record.created_at_s, record.trainer_id)), unreadable
 
+    def look_at(self, trainer_id: str) -> TrainerRecord | UnreadableTrainer | None:
+        """Return a trainer's record, or why it cannot be read; None while it is created or deleted."""
+        try:
+            return self._read(trainer_id)
+        except FileNotFoundError:
+            if not self._has_checkpoints(trainer_id):
+                return None
+            error = damaged_record("it is gone")
+        except DamagedError as problem:
+            error = damaged_record(str(problem))
+        except OSError as problem:
+            error = storage_error("description of a trainer", problem)
+        _log.warning("a trainer cannot be read", trainer_id=trainer_id, problem=error.message)
+        return self._unreadable(trainer_id, error)
+
     def _has_checkpoints(self, trainer_id: str) -> bool:
-        with contextlib.suppress(OSError):
+        try:
             return bool(numbers_of(self._path(trainer_id), CHECKPOINT_MANIFEST))
-        return True  # assumed, since it cannot be checked
+        except FileNotFoundError:  # its folder has gone meanwhile
+            return False
+        except OSError:
+            return True  # assumed, since it cannot be checked
 
     def _unreadable(self, trainer_id: str, error: ServiceError) -> UnreadableTrainer:
         """Find the owner of a trainer: its checkpoints name it, too."""

@@ -21,6 +21,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line, nearest
 from trocar_server.late_imports import import_compiler
 from trocar_server.training.datasets.order import random_numbers
+from trocar_server.training.datasets.sample_sources import MAX_LOADED_BYTES
 from trocar_server.training.spec.fit_spec import AugmentationSpec
 
 _GEOMETRIC = (
@@ -43,6 +44,8 @@ _LIMITS = {
     "num_magnitude_bins": 1000, "severity": 10, "mixture_width": 16, "chain_depth": 16,
 }  # fmt: skip
 """Upper limits of integer options; larger values would only cost memory and time."""
+_MAX_SIGMA = 100
+"""Upper limit of an elastic transform's `sigma`: its kernel has (8 * sigma + 1) ** 2 numbers."""
 _LARGEST = 1e9
 _REFUSED = {
     "inplace": "it would change the data set",
@@ -76,25 +79,26 @@ class Augmentation:
 
 
 def make_augmentation(
-    specs: Sequence[AugmentationSpec], input_shape: Sequence[int] = _PROBE_SHAPE
+    specs: Sequence[AugmentationSpec], input_shape: Sequence[int] = _PROBE_SHAPE, batch_size: int = 1
 ) -> Augmentation:
     """Build the augmentation of a fit's training inputs.
 
     Args:
         specs: In order.
         input_shape: (channels, height, width) of one sample, on which the transforms are tried out.
+        batch_size: Samples that are in memory at once.
 
     Raises:
         ServiceError: `FIT_INVALID`, with every problem and its position in the list.
     """
-    augmentation, problems = build_augmentation(specs, input_shape)
+    augmentation, problems = build_augmentation(specs, input_shape, batch_size)
     if problems:
         raise ServiceError(ErrorReason.FIT_INVALID, "; ".join(problems))
     return augmentation
 
 
 def build_augmentation(
-    specs: Sequence[AugmentationSpec], input_shape: Sequence[int] = _PROBE_SHAPE
+    specs: Sequence[AugmentationSpec], input_shape: Sequence[int] = _PROBE_SHAPE, batch_size: int = 1
 ) -> tuple[Augmentation, list[str]]:
     """As `make_augmentation`, but return the problems instead of raising them."""
     problems: list[str] = []
@@ -111,7 +115,7 @@ def build_augmentation(
         is_random=any(spec.name not in _STEADY for spec in specs),
         is_geometric=any(spec.name in _GEOMETRIC for spec in specs),
     )
-    return augmentation, problems or list(_trial(specs, augmentation, tuple(input_shape)))
+    return augmentation, problems or list(_trial(specs, augmentation, tuple(input_shape), batch_size))
 
 
 def _problems_of(spec: AugmentationSpec) -> Iterator[str]:
@@ -131,20 +135,29 @@ def _problems_of(spec: AugmentationSpec) -> Iterator[str]:
             yield f"option '{name}' is missing"
     for name, value in spec.options.items():
         yield from _problems_of_value(name, value)
+        if (
+            spec.name == "ElasticTransform"
+            and name == "sigma"
+            and max(_numbers_in(value), default=0) > _MAX_SIGMA
+        ):
+            yield f"option 'sigma' is at most {_MAX_SIGMA}"
 
 
 def _problems_of_value(name: str, value: object) -> Iterator[str]:
     if name in _REFUSED and value:
         yield f"option '{name}' must be left out: {_REFUSED[name]}"
-    numbers = [
-        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, (int, float))
-    ]
+    numbers = _numbers_in(value)
     if any(not math.isfinite(item) or abs(item) > _LARGEST for item in numbers):
         yield f"option '{name}' is not a finite number of at most 1e9"
     elif name in _LIMITS and any(abs(item) > _LIMITS[name] for item in numbers):
         yield f"option '{name}' is at most {_LIMITS[name]}"
     elif name in _LIMITS and any(item != int(item) for item in numbers):
         yield f"option '{name}' takes whole numbers"
+
+
+def _numbers_in(value: object) -> list[int | float]:
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, (int, float))]
 
 
 def _arguments(name: str) -> dict[str, inspect.Parameter]:
@@ -184,7 +197,7 @@ def torchvision_v2() -> Any:
 
 
 def _trial(
-    specs: Sequence[AugmentationSpec], augmentation: Augmentation, shape: tuple[int, ...]
+    specs: Sequence[AugmentationSpec], augmentation: Augmentation, shape: tuple[int, ...], batch_size: int
 ) -> Iterator[str]:
     """Yield the problems on a sample; transforms that run with a probability always run here."""
     if not specs:
@@ -202,6 +215,12 @@ def _trial(
                 yield (
                     f"augmentations[{index}] ({spec.name}): it fails on a sample of {list(image.shape)}: "
                     f"{first_line(error)}"
+                )
+                return
+            if image.nbytes * batch_size > MAX_LOADED_BYTES:
+                yield (
+                    f"augmentations[{index}] ({spec.name}): a batch of {batch_size} samples of "
+                    f"{list(image.shape)} has more than {MAX_LOADED_BYTES:,} bytes; use a smaller batch_size"
                 )
                 return
     if image.shape[0] != shape[0]:

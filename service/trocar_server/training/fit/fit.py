@@ -32,7 +32,7 @@ from trocar_server.training.fit.events import EventKind, FitEvent
 from trocar_server.training.fit.fit_caches import FitCaches, Progress
 from trocar_server.training.fit.fit_check import check_fit, epoch_batch_count
 from trocar_server.training.fit.fit_data import Core, Reader
-from trocar_server.training.fit.fit_evaluation import Evaluation, is_better
+from trocar_server.training.fit.fit_evaluation import Evaluation, is_better, loss_weight
 from trocar_server.training.fit.fit_state import HISTORY, FitState
 from trocar_server.training.fit.ranks.data_parallel import DataParallel
 from trocar_server.training.fit.throughput import Throughput, memory_bytes
@@ -195,12 +195,13 @@ class Fit:
         self._is_saved = False
         self._throughput.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
+        weight = loss_weight(self._core.spec.losses, counted)
         self._state = replace(
             state,
             batch=state.batch + 1,
             step=state.step + 1,
             update=state.update + result.is_update,
-            loss_sum=state.loss_sum + (result.loss * counted if counted else 0.0),
+            loss_sum=state.loss_sum + (result.loss * weight if counted else 0.0),
             sample_sum=state.sample_sum + counted,
         )
         every = self.spec.checkpoint_every

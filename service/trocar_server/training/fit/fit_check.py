@@ -4,8 +4,9 @@ parts = check_fit(core, train, evaluation, spec)
 parts.augmentation, parts.metrics
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -14,11 +15,14 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import nearest
 from trocar_server.late_imports import late_imports
 from trocar_server.surgery import PassGuard
+from trocar_server.training.datasets.dataset_schema import MAX_LABELS
 from trocar_server.training.datasets.order import batch_count, padded_count
 from trocar_server.training.fit.augmentations import Augmentation, build_augmentation, torchvision_v2
 from trocar_server.training.fit.fit_data import Core, Reader, named_target
 from trocar_server.training.fit.metrics import Metrics, Task, build_metrics, torchmetrics_classification
 from trocar_server.training.fit.worker_check import worker_problems
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.losses.loss_function import NoLabelsError
 from trocar_server.training.spec.fit_spec import FitSpec, MetricSpec
 from trocar_server.training.spec.problems import Problems
 from trocar_server.training.spec.trainer_spec import LossSpec
@@ -93,6 +97,8 @@ def check_fit(
     """
     problems = Problems()
     _note(problems, _size_problems(core, train, evaluation, spec))
+    if any(loss.name == "contrastive" for loss in core.spec.losses):
+        _note(problems, _pair_problems(train, evaluation, spec))
     if spec.workers > 1:
         _note(problems, worker_problems(core.spec, core.module, len(train), spec, room_problem))
     shape = _output_shape(core, train, "dataset_id", problems)
@@ -143,6 +149,26 @@ def _size_problems(
         yield "eval_dataset_id", "the data set is empty"
 
 
+def _pair_problems(train: Reader, evaluation: Reader | None, spec: FitSpec) -> Iterator[tuple[str, str]]:
+    """Yield what would tear the pairs of `contrastive` apart, sample i and i + n / 2 of a batch of n."""
+    what = "'contrastive' pairs the halves of a batch"
+    if spec.shuffle:
+        yield "shuffle", f"{what}; order the samples so, and set it to false"
+    if spec.workers > 1:
+        yield "workers", f"{what}, and several workers take every other sample; use one"
+    if spec.eval_split:
+        yield "eval_split", f"{what}, and it takes single samples; use `eval_dataset_id`"
+    if spec.batch_size % 2:
+        yield "batch_size", f"{what}; use an even number"
+        return
+    lasts = {"dataset_id": 0 if spec.drop_last else len(train) % spec.batch_size}
+    if evaluation is not None and not spec.eval_split:
+        lasts["eval_dataset_id"] = len(evaluation) % spec.batch_size
+    for field, last in lasts.items():
+        if last % 2:
+            yield field, f"the last batch has {last} samples, and {what}; leave one out"
+
+
 def epoch_batch_count(sample_count: int, spec: FitSpec) -> int:
     """Return the number of training batches of an epoch, after it is filled up for the workers."""
     filled_up = padded_count(sample_count, spec.workers)
@@ -160,15 +186,30 @@ def _output_shape(core: Core, reader: Reader, field: str, problems: Problems) ->
         return None
     with problems.noting(field):
         batch = reader.batch(torch.arange(min(2, len(reader))))
-        return tuple(core.evaluate(batch, PassGuard()).output.shape)
+        try:
+            output = core.evaluate(batch, PassGuard()).output
+        except NoLabelsError:
+            output = core.evaluate(_labelled(core, batch), PassGuard()).output
+        return tuple(output.shape)
     return None
+
+
+def _labelled(core: Core, batch: Batch) -> Batch:
+    """Return a batch with one class that counts for all labels: of its first samples all may be ignored."""
+    ignored = [loss.options.get("ignore_index") for loss in core.spec.losses]
+    label = next(label for label in range(len(ignored) + 1) if label not in ignored)
+    targets = {
+        name: target if target.is_floating_point() else torch.full_like(target, label)
+        for name, target in batch.targets.items()
+    }
+    return replace(batch, targets=targets)
 
 
 def _augmentation(core: Core, train: Reader, spec: FitSpec, problems: Problems) -> Augmentation:
     if spec.augmentations and not train.input_shape:
         problems.add("augmentations", "they change images, and the data set has none")
         return build_augmentation(())[0]
-    augmentation, found = build_augmentation(spec.augmentations, train.input_shape)
+    augmentation, found = build_augmentation(spec.augmentations, train.input_shape, spec.batch_size)
     for problem in found:
         problems.add("", problem)
     if augmentation.is_geometric and len(train) and not found:
@@ -196,6 +237,9 @@ def _question(core: Core) -> _Question | None:
 def _label_problems(
     train: Reader, evaluation: Reader | None, question: _Question, classes: int
 ) -> Iterator[tuple[str, str]]:
+    if evaluation is not None and train.categories and evaluation.categories not in ((), train.categories):
+        yield "eval_dataset_id", _other_classes(train.categories, evaluation.categories)
+        return
     readers = {"dataset_id": train} | ({"eval_dataset_id": evaluation} if evaluation is not None else {})
     found: dict[str, set[int]] = {}
     for field, reader in readers.items():
@@ -206,6 +250,8 @@ def _label_problems(
         wrong = sorted(label for label in found[field] if not 0 <= label < classes)
         if wrong:
             yield field, f"labels {_shown(wrong)} are out of range: the model has classes 0 to {classes - 1}"
+        if _are_bounds(labels):
+            return
         if not found[field]:
             yield field, f"all labels are {question.ignored}, which the loss ignores"
     if evaluation is None or _is_dense(evaluation, question):
@@ -216,6 +262,17 @@ def _label_problems(
             "eval_dataset_id",
             f"classes {_shown(missing)} are in the training set and never in the evaluation set; add samples",
         )
+
+
+def _other_classes(names: Sequence[str], others: Sequence[str]) -> str:
+    pairs = zip_longest(names, others, fillvalue="missing")
+    number, own, other = next((number, *pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"class {number} is {other!r} and in the training set {own!r}; both need the same classes in order"
+
+
+def _are_bounds(labels: Collection[int]) -> bool:
+    """Whether these are only the smallest and the largest of very many labels."""
+    return len(labels) == 2 and max(labels) - min(labels) >= MAX_LABELS
 
 
 def _is_dense(reader: Reader, question: _Question) -> bool:

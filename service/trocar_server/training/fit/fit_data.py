@@ -1,6 +1,6 @@
 """Interfaces of a fit to its data sets and its trainer."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -18,6 +18,11 @@ class Reader(Protocol):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, as augmentations receive it."""
+        ...
+
+    @property
+    def categories(self) -> Sequence[str]:
+        """Names of the classes by label; empty where the data set has none."""
         ...
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """Evaluation of a fit, batch by batch."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from trocar_server.training.fit.fit_caches import FitCaches
 from trocar_server.training.fit.fit_data import Core, Reader, named_target
 from trocar_server.training.fit.metrics import Metrics
 from trocar_server.training.losses.batch import Batch
+from trocar_server.training.losses.loss_function import NoLabelsError
 from trocar_server.training.spec.fit_spec import EarlyStopSpec
+from trocar_server.training.spec.trainer_spec import LossSpec
 from trocar_server.training.step.step_result import EvalResult
 
 
@@ -55,19 +58,35 @@ class Evaluation:
                 caches.announce_evaluation(others)
             found = self._evaluate(batch, guard)
         result, target = found
+        self._position += 1
+        if result is None:
+            return len(indices)
         if target is not None:
             self._metrics.update(result.output, target)
-        self._position += 1
-        self._loss_sum += result.loss * len(indices)
+        self._loss_sum += result.loss * loss_weight(self._core.spec.losses, len(indices))
         self._count += len(indices)
         return len(indices)
 
     def result(self) -> tuple[float, dict[str, Any]]:
-        """Return the mean loss over the samples, and the metrics."""
-        return self._loss_sum / self._count, dict(self._metrics.compute())
+        """Return the mean loss over the samples, and the metrics.
 
-    def _evaluate(self, batch: Batch, guard: PassGuard) -> tuple[EvalResult, Tensor | None]:
-        return self._core.evaluate(batch, guard), named_target(batch.targets, self._target)
+        Batches whose labels are all ignored have no loss and do not count.
+        """
+        loss = self._loss_sum / self._count if self._count else math.nan
+        return loss, dict(self._metrics.compute())
+
+    def _evaluate(self, batch: Batch, guard: PassGuard) -> tuple[EvalResult | None, Tensor | None]:
+        try:
+            result = self._core.evaluate(batch, guard)
+        except NoLabelsError:
+            return None, None
+        return result, named_target(batch.targets, self._target)
+
+
+def loss_weight(losses: Sequence[LossSpec], sample_count: int) -> int:
+    """Return the factor of a batch's loss in the sum over samples: 1 where the loss is such a sum itself."""
+    is_sum = all(term.options.get("reduction") == "sum" for term in losses)
+    return 1 if is_sum else sample_count
 
 
 def is_better(value: float, best: float | None, rule: EarlyStopSpec) -> bool:

@@ -49,11 +49,24 @@ class FitRun:
     is_cancelled: bool = False
     is_stopping: bool = False
     """Whether the server is stopping."""
+    is_paused: bool = False
+    """Whether its user paused it; a restart keeps this."""
+    is_held: bool = False
+    """Whether a draining server holds it."""
+    is_saved: bool = False
+    """Whether it has been saved since it is held."""
     task: asyncio.Task[None] | None = None
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set unless it is paused."""
+    """Set unless it is paused or held; see `settle`."""
     rests: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no unit of work is running."""
+
+    def settle(self) -> None:
+        """Let it go on, unless it is paused or held."""
+        if self.is_paused or self.is_held:
+            self.goes_on.clear()
+        else:
+            self.goes_on.set()
 
     async def go(self) -> NewEvent | None:
         """Run to the end, and return the final event; None if the server stops or loses it before."""
@@ -123,7 +136,7 @@ class FitRun:
         self.reported -= {(event.kind, event.step) for event in events}
         await self.log.add([*map(new_event, new)])
 
-    async def remember(self, *, is_paused: bool) -> None:
+    async def remember(self) -> None:
         """Write the fit into the trainer's record, so that a restarted server resumes it.
 
         Raises:
@@ -133,7 +146,7 @@ class FitRun:
             "spec": self.spec.model_dump(mode="json"),
             "first_number": self.first_number,
             "request_id": self.request_id,
-            "is_paused": is_paused,
+            "is_paused": self.is_paused,
             "categories": self._categories(),
         }
         await self.trainer.remember("fit", described)

@@ -87,7 +87,7 @@ class Fits:
         self._logs = EventLogs(folder, is_shared=is_shared)
         self._starting = asyncio.Lock()
         self._is_stopping = False
-        self._paused: set[FitRun] = set()
+        self._is_holding = False
 
     async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
         """Begin a fit, and return the number of its first event.
@@ -180,29 +180,36 @@ class Fits:
         await self._logs.close()
 
     async def hold_all(self) -> None:
-        """Save and pause every fit after its current batch, until `let_go_on` or the next start."""
+        """Save and hold every fit after its current batch, until `let_go_on` or the next start.
+
+        Fits that begin meanwhile are held, too. Again, it saves those that could not be saved before.
+        """
+        self._is_holding = True
         async with self._starting:  # one that is being begun
-            runs = [run for run in self._runs.values() if run.goes_on.is_set()]
+            runs = list(self._runs.values())
         for run in runs:
-            run.goes_on.clear()
-            self._paused.add(run)
+            run.is_held = True
+            run.settle()
         for run in runs:
             await run.rests.wait()
-            if self._runs.get(run.trainer.trainer_id) is run:  # it has not ended meanwhile
+            if self._runs.get(run.trainer.trainer_id) is run and not run.is_saved:
                 try:
                     await run.save()
+                    run.is_saved = True
                 except ServiceError as error:
                     _log.warning("fit not saved", trainer_id=run.trainer.trainer_id, why=error.message)
 
     def let_go_on(self) -> None:
-        """Resume the fits that `hold_all` paused."""
-        while self._paused:
-            self._paused.pop().goes_on.set()
+        """End `hold_all`; a fit that its user paused stays paused."""
+        self._is_holding = False
+        for run in self._runs.values():
+            run.is_held = run.is_saved = False
+            run.settle()
 
     @property
-    def paused_count(self) -> int:
-        """Return the number of fits paused by `hold_all`."""
-        return sum(self._runs.get(run.trainer.trainer_id) is run for run in self._paused)
+    def held_count(self) -> int:
+        """Return the number of fits that wait for `let_go_on`, without those that their users paused."""
+        return sum(run.is_held and not run.is_paused for run in self._runs.values())
 
     async def forget(self, trainer_id: str) -> None:
         """Cancel the fit of a trainer that is being closed, and delete its events."""
@@ -229,7 +236,7 @@ class Fits:
             trainer.activity = TrainerActivity.FITTING
             try:
                 events = await run.unit()  # the first checkpoint: from here on the fit can be resumed
-                await run.remember(is_paused=False)
+                await run.remember()
             except BaseException:
                 trainer.stored_facts = {**trainer.stored_facts, "fit": described}
                 await self._close(run)
@@ -251,10 +258,11 @@ class Fits:
             await asyncio.wait([run.task])
             return "ended"
         is_paused = command is Command.PAUSE
-        if is_paused == run.goes_on.is_set():
-            run.goes_on.clear() if is_paused else run.goes_on.set()
+        if is_paused != run.is_paused:
+            run.is_paused = is_paused
+            run.settle()
             trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
-            await run.remember(is_paused=is_paused)
+            await run.remember()
             if self._runs.get(trainer.trainer_id) is run:  # the current batch may have been the last
                 await run.log.add([run.said("paused" if is_paused else "resumed")])
         return "paused" if is_paused else "running"
@@ -356,13 +364,13 @@ class Fits:
         run = await self._make(trainer, spec, log, first, str(described.get("request_id", "")), state)
         if log.next_number == first:
             await log.add([began(spec, run.fit.step_total)])
-        is_paused = bool(described.get("is_paused"))
-        trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
-        self._begin(run, is_paused=is_paused)
+        run.is_paused = bool(described.get("is_paused"))
+        trainer.activity = TrainerActivity.PAUSED if run.is_paused else TrainerActivity.FITTING
+        self._begin(run)
 
-    def _begin(self, run: FitRun, *, is_paused: bool = False) -> None:
-        if not is_paused:
-            run.goes_on.set()
+    def _begin(self, run: FitRun) -> None:
+        run.is_held = self._is_holding
+        run.settle()
         run.task = begin(self._run(run), self._tasks)  # a fit still stores its end after logging it
 
     # --- Running -----------------------------------------------------------------------------------

@@ -3,6 +3,11 @@
 loss = LossFunction(spec.losses)
 loss.check_targets(batch.targets, batch.size, shapes)
 total, terms = loss(output, tapped, batch.targets, teachers)
+
+# Note: [Divergence of tokens]
+Of a model of texts, a value of three dimensions is (batch, tokens, classes). `kl_div` then compares the
+tokens that count, those of the attention mask, as rows (tokens, classes): `batchmean` is their mean. This is
+the recipe of DistilBERT's distillation (`distiller.py` in the research projects of transformers).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +23,16 @@ from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
 _NO_TEACHERS: Mapping[TeacherSpec, Tensor] = {}
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+_MASKS = ("decoder_attention_mask", "attention_mask")
 _MOST_FITTING = 256
 
 Shape = Sequence[int | None]
 """Sizes of a value, batch first; None where unknown."""
+
+
+class NoLabelsError(ServiceError):
+    """All labels of a batch are ignored, so it has no loss. A fit may leave it out."""
 
 
 class LossFunction:
@@ -29,6 +40,7 @@ class LossFunction:
 
     Args:
         specs: Its terms.
+        of_texts: Whether the model reads texts; see Note: [Divergence of tokens].
 
     Attributes:
         specs: Its terms.
@@ -38,8 +50,8 @@ class LossFunction:
         teachers: The values that it needs from other models.
     """
 
-    def __init__(self, specs: Sequence[LossSpec]) -> None:
-        self.specs = tuple(specs)
+    def __init__(self, specs: Sequence[LossSpec], *, of_texts: bool = False) -> None:
+        self.specs, self._of_texts = tuple(specs), of_texts
         self.names = _names(self.specs)
         self.selectors = tuple(dict.fromkeys(spec.selector for spec in specs if spec.selector))
         self.teachers = tuple(dict.fromkeys(spec.teacher for spec in specs if spec.teacher is not None))
@@ -57,6 +69,7 @@ class LossFunction:
             shapes: Shapes of the values by selector, "" for the output, as far as known.
 
         Raises:
+            NoLabelsError: `TARGET_REJECTED`, all labels of a target are ignored.
             ServiceError: `TARGET_REJECTED`.
         """
         for index, spec in enumerate(self.specs):
@@ -67,7 +80,7 @@ class LossFunction:
             if layout not in self._fitting:
                 check_layout(spec, target, size, shape)
                 self._fits(layout)
-            check_values(spec, target, shape)
+            check_values(spec, target, shape, of_texts=self._of_texts)
 
     def __call__(
         self,
@@ -75,6 +88,7 @@ class LossFunction:
         values: Mapping[str, Tensor] = _NO_TENSORS,
         targets: Mapping[str, Tensor] = _NO_TENSORS,
         teachers: Mapping[TeacherSpec, Tensor] = _NO_TEACHERS,
+        arguments: Mapping[str, Any] = _NO_ARGUMENTS,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss.
 
@@ -83,6 +97,7 @@ class LossFunction:
             values: Other values of its pass, by selector.
             targets: Targets by name, validated by `check_targets`; here only shapes are checked.
             teachers: Values of other models.
+            arguments: Keyword arguments of the pass, an attention mask among them.
 
         Returns:
             The sum, and the terms by name: detached, before their weights.
@@ -94,7 +109,7 @@ class LossFunction:
         terms: dict[str, Tensor] = {}
         for index, (spec, name) in enumerate(zip(self.specs, self.names, strict=True)):
             value = values[spec.selector] if spec.selector else main_output(output)
-            term = self._term(index, value, targets, teachers)
+            term = self._term(index, value, targets, teachers, arguments)
             terms[name] = term.detach()
             weighted = term if spec.weight == 1.0 else term * spec.weight
             total = weighted if total is None else total + weighted
@@ -113,10 +128,13 @@ class LossFunction:
         value: Tensor,
         targets: Mapping[str, Tensor],
         teachers: Mapping[TeacherSpec, Tensor],
+        arguments: Mapping[str, Any],
     ) -> Tensor:
         spec = self.specs[index]
+        is_of_tokens = self._of_texts and spec.name == "kl_div" and value.ndim == 3
         if spec.teacher is not None:
-            return _taught(spec, value, teachers[spec.teacher])
+            other = _taught(spec, value, teachers[spec.teacher])
+            return _computed(spec, *(_rows(value, other, arguments) if is_of_tokens else (value, other)))
         if not LOSSES[spec.name].has_target:
             try:
                 return LOSSES[spec.name].compute(value, **spec.options)
@@ -128,7 +146,8 @@ class LossFunction:
             check_shape(spec, target, tuple(value.shape))
             self._fits(layout)
         try:
-            return _computed(spec, value, converted(spec, target, value))
+            other = converted(spec, target, value)
+            return _computed(spec, *(_rows(value, other, arguments) if is_of_tokens else (value, other)))
         except (IndexError, ValueError, RuntimeError) as error:
             if "out of bounds" not in str(error):
                 raise
@@ -167,7 +186,17 @@ def _taught(spec: LossSpec, value: Tensor, taught: Tensor) -> Tensor:
             f"{spec.name}: the teacher's value has shape {tuple(other.shape)}, this one "
             f"{tuple(value.shape)}; choose values of one shape",
         )
-    return _computed(spec, value, other)
+    return other
+
+
+def _rows(value: Tensor, target: Tensor, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
+    for name in _MASKS:
+        mask = arguments.get(name)
+        if isinstance(mask, Tensor) and mask.shape == value.shape[:2]:
+            counts = mask.to(value.device) != 0
+            return value[counts], target[counts]
+    return value.flatten(0, 1), target.flatten(0, 1)
 
 
 def _computed(spec: LossSpec, value: Tensor, target: Tensor) -> Tensor:
@@ -232,15 +261,17 @@ def check_layout(spec: LossSpec, target: Tensor, size: int, shape: Shape | None)
         check_shape(spec, target, shape)
 
 
-def check_values(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
+def check_values(spec: LossSpec, target: Tensor, shape: Shape | None, *, of_texts: bool = False) -> None:
     """Refuse a target before the pass, by its values.
 
     Args:
         spec: The loss.
         target: The batch's target, of a valid dtype and shape.
         shape: Shape of the value that it is compared with, as far as known.
+        of_texts: See `LossFunction`.
 
     Raises:
+        NoLabelsError: All labels are ignored.
         ServiceError: `TARGET_REJECTED`: numbers that are not finite, labels out of range.
     """
     if target.is_floating_point() and not torch.isfinite(target).all():
@@ -251,7 +282,7 @@ def check_values(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
     elif spec.name == "bce_with_logits":
         _check_range(spec, target)
     elif spec.name == "kl_div":
-        _check_probabilities(spec, target)
+        _check_probabilities(spec, target, -1 if of_texts and target.ndim == 3 else min(1, target.ndim - 1))
 
 
 def check_shape(spec: LossSpec, target: Tensor, shape: Shape) -> None:
@@ -305,7 +336,12 @@ def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
         is_counted[..., :1] = False
     labels = labels[is_counted]
     if not labels.numel():
-        raise _rejected(spec, f"has only labels equal to ignore_index ({ignored}), so there is no loss")
+        problem = _rejected(
+            spec,
+            f"has only labels equal to ignore_index ({ignored}), so there is no loss; trainers with "
+            "`on_nonfinite` 'skip' skip such batches",
+        )
+        raise NoLabelsError(problem.reason, problem.message, **problem.details)
     least, most = labels.aminmax()
     low, high = int(least), int(most)
     count = None
@@ -321,12 +357,12 @@ def _check_range(spec: LossSpec, target: Tensor) -> None:
         raise _rejected(spec, "has numbers outside of 0 to 1; bce_with_logits takes probabilities")
 
 
-def _check_probabilities(spec: LossSpec, target: Tensor) -> None:
+def _check_probabilities(spec: LossSpec, target: Tensor, dim: int) -> None:
     if not target.is_floating_point():
         raise _rejected(spec, f"has dtype {_dtype(target)}; kl_div takes probabilities")
     if spec.options.get("log_target"):
         target = target.exp()
-    sums = target.double().sum(1) if target.ndim > 1 else target.double().sum(0)
+    sums = target.double().sum(dim)
     if bool((target < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
         raise _rejected(
             spec, "is not a list of probabilities: each is at least 0, and those of a sample sum to 1"

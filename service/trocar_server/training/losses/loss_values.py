@@ -28,7 +28,9 @@ def loss_leaf(selector: str, recording: Recording) -> Leaf:
     return _one_value(selector, recording)[1] if selector else _output(recording)
 
 
-def known_shapes(losses: Sequence[LossSpec], recording: Recording, *, is_same_size: bool) -> dict[str, Shape]:
+def known_shapes(
+    losses: Sequence[LossSpec], recording: Recording, *, is_same_size: bool, of_texts: bool = False
+) -> dict[str, Shape]:
     """Return the shapes of values by selector, for `LossFunction.check_targets`.
 
     Args:
@@ -36,12 +38,14 @@ def known_shapes(losses: Sequence[LossSpec], recording: Recording, *, is_same_si
         recording: A recorded pass of the trained model.
         is_same_size: Whether samples have the same shape as in the recorded pass; otherwise only the number
             of classes and the number of dimensions are known.
+        of_texts: Whether values of three dimensions are (batch, tokens, classes).
     """
     shapes: dict[str, Shape] = {}
     for spec in losses:
         sizes: list[int | None] = [*(loss_leaf(spec.selector, recording).shape or (0,))[1:]]
         if not is_same_size:  # the number of classes stays
-            of_classes = len(sizes) - 1 if LOSSES[spec.name].of_tokens else 0
+            is_last = LOSSES[spec.name].of_tokens or (of_texts and len(sizes) == 2)
+            of_classes = len(sizes) - 1 if is_last else 0
             sizes = [size if index == of_classes else None for index, size in enumerate(sizes)]
         shapes[spec.selector] = (None, *sizes)
     return shapes

@@ -1,6 +1,7 @@
 """Teachers: values of other hosted models on a step's inputs, for loss terms to compare with."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,8 +10,8 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel, make_replica
-from trocar_server.surgery import PassGuard
+from trocar_server.models import HostedModel, make_replica, stages_for
+from trocar_server.surgery import PassGuard, Recording
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.losses.loss_function import main_output
 from trocar_server.training.losses.loss_taps import LossTaps
@@ -33,7 +34,7 @@ class Teacher:
         self._module = make_replica(hosted.module)
         self._specs = specs
         selectors = list(dict.fromkeys(spec.selector for spec in specs if spec.selector))
-        self._loss_taps = LossTaps(selectors, lambda: record_example(hosted)[1])
+        self._loss_taps = LossTaps(selectors, lambda: _recording(hosted))
         self._needs_output = any(not spec.selector for spec in specs)
 
     def values(self, batch: Batch, guard: PassGuard) -> dict[TeacherSpec, Tensor]:
@@ -50,6 +51,10 @@ class Teacher:
             spec: values[spec.selector] if spec.selector else main_output(output).detach()
             for spec in self._specs
         }
+
+
+def _recording(hosted: HostedModel) -> Recording:
+    return replace(record_example(hosted)[1], stages=stages_for(hosted))
 
 
 def make_teachers(specs: Sequence[TeacherSpec], hosted: Mapping[str, HostedModel]) -> list[Teacher]:

@@ -55,8 +55,8 @@ def replace_head(module: nn.Module, spec: HeadSpec, seed: int, recording: Record
     """Replace the head of a model, or add one behind a model of texts, and return its path.
 
     The head is created on the CPU after `torch.manual_seed(seed)`: first its layers in order, then, unless
-    `init` is `default`, their weights in order. It has the dtype and the device of the old head. Torch's
-    global random state is unaffected.
+    `init` is `default`, their weights in order. It has the dtype and the device of the old head, or of the
+    model where the old head has no weights (`nn.Identity`). Torch's global random state is unaffected.
 
     Args:
         module: The model, changed in place.
@@ -72,7 +72,7 @@ def replace_head(module: nn.Module, spec: HeadSpec, seed: int, recording: Record
         return add_text_head(module, spec.of, lambda width: _new_layers(module, width, spec, seed))
     path = spec.path or find_head(module, recording)
     old = _module_at(module, path)
-    new = _made(old, spec, seed, path, recording)
+    new = _made(module, old, spec, seed, path, recording)
     new.train(old.training)
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, new)
@@ -159,13 +159,16 @@ def _check_size(width: int, spec: HeadSpec, kernel_size: int = 1) -> None:
         raise _invalid(f"head: it would have about {count:,} parameters; the most is {MAX_PARAMETERS:,}")
 
 
-def _made(old: nn.Module, spec: HeadSpec, seed: int, path: str, recording: Recording | None) -> nn.Module:
+def _made(
+    module: nn.Module, old: nn.Module, spec: HeadSpec, seed: int, path: str, recording: Recording | None
+) -> nn.Module:
     """Create the new head; the old one stays in place."""
     if isinstance(old, Convolution):
         _check_size(old.in_channels, spec, prod(old.kernel_size))
         return _initial(old, spec, seed, lambda place: _convolutions(old, spec, place))
     width = old.in_features if isinstance(old, nn.Linear) else _input_width(old, path, recording)
-    return _new_layers(old, width, spec, seed)
+    has_weights = any(True for _ in old.parameters())
+    return _new_layers(old if has_weights else module, width, spec, seed)
 
 
 def _new_layers(like: nn.Module, width: int, spec: HeadSpec, seed: int) -> nn.Module:
@@ -181,7 +184,7 @@ def _initial(
     layers: Callable[[Mapping[str, Any]], Iterator[nn.Module]],
 ) -> nn.Module:
     """Create layers with the initial weights of a seed."""
-    weight = next(iter([*like.parameters()]), None)
+    weight = next((weight for weight in like.parameters() if weight.is_floating_point()), None)
     device = weight.device if weight is not None else None
     is_meta = device is not None and device.type == "meta"
     place = {"device": "meta" if is_meta else "cpu", "dtype": None if weight is None else weight.dtype}

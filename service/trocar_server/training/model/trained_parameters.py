@@ -98,7 +98,7 @@ def select_modules(
     found: set[str] = set()
     for index, text in enumerate(selectors):
         where = f"{field}[{index}]"
-        selector = _parse(text, names.stages, where)
+        selector = _parse(text, names, where)
         matched = _modules(names, selector)
         if selector.parameter is not None or not matched:
             raise _no_match(where, text, ErrorReason.UNKNOWN_MODULE, "module", names.modules)
@@ -112,7 +112,7 @@ def match_parameters(names: Names, text: str, field: str) -> frozenset[str]:
     Raises:
         ServiceError: See `select_parameters`.
     """
-    selector = _parse(text, names.stages, field)
+    selector = _parse(text, names, field)
     own = selector.parameter
     found: set[str] = set()
     modules = _modules(names, selector)
@@ -148,11 +148,11 @@ def is_of_values(text: str) -> bool:
     return selector.is_gradient and selector.parameter is None
 
 
-def _parse(text: str, stages: Mapping[str, str], field: str) -> Selector:
+def _parse(text: str, names: Names, field: str) -> Selector:
     try:
         selector = parse_selector(text)
-        if selector.path in stages and selector.kind == "module" and selector.type_name is None:
-            selector = parse_selector(stages[selector.path])
+        if _is_stage(selector, names):
+            selector = parse_selector(names.stages[selector.path])
     except ServiceError as error:
         raise ServiceError(error.reason, f"{field}: {error.message}", **error.details) from None
     is_of_pass = selector.call is not None or selector.order is not None or bool(selector.picks)
@@ -166,6 +166,12 @@ def _parse(text: str, stages: Mapping[str, str], field: str) -> Selector:
             selector=text,
         )
     return selector
+
+
+def _is_stage(selector: Selector, names: Names) -> bool:
+    """Whether a selector is the name of a stage: a module of that name takes precedence."""
+    is_name = selector.kind == "module" and selector.type_name is None and not selector.quoted
+    return is_name and selector.path in names.stages and selector.path not in names.modules
 
 
 def _modules(names: Names, selector: Selector) -> set[str]:
@@ -210,13 +216,27 @@ def trained_parameters(
         stages: Selectors by stage name.
 
     Raises:
-        ServiceError: See `select_parameters`.
+        ServiceError: See `select_parameters`; `UNKNOWN_PARAMETER` also where a selector matches none that
+            can be trained.
     """
     chosen = set(select_parameters(module, selectors, "trainable", stages))
+    every = dict(module.named_parameters())
+    floats = [name for name, parameter in every.items() if parameter.is_floating_point()]
+    for index, text in enumerate(selectors if len(floats) < len(every) else ()):
+        matched = select_parameters(module, (text,), "trainable", stages)
+        if set(matched).isdisjoint(floats):
+            raise _untrainable(index, text, every[matched[0]])
     inside = "" if head_path is None else f"{head_path}."
     return tuple(
-        name
-        for name, parameter in module.named_parameters()
-        if parameter.is_floating_point()
-        and (not selectors or name in chosen or (inside and name.startswith(inside)))
+        name for name in floats if not selectors or name in chosen or (inside and name.startswith(inside))
+    )
+
+
+def _untrainable(index: int, text: str, parameter: nn.Parameter) -> ServiceError:
+    kind = str(parameter.dtype).removeprefix("torch.")
+    return ServiceError(
+        ErrorReason.UNKNOWN_PARAMETER,
+        f"trainable[{index}]: '{text}' matches parameters of {kind}, and only floating-point ones are "
+        "trained; leave it out, or choose others",
+        selector=text,
     )

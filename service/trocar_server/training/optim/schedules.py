@@ -73,13 +73,27 @@ class Schedule:
 
         It has no effect once a step is counted, or if no length is missing. Before that the last one holds: a
         fit that ends before its first update does not determine the length of the next one.
+
+        Raises:
+            ServiceError: `FIT_INVALID`, the schedule cannot have this length; it is as before.
         """
         total = total_steps if self._spec.per == "step" else total_epochs
         if total is None or self.count or not needs_total(self._spec) or total == self._total:
             return
+        before = self.state()
         self._unmake()
         self._total = total
-        self._make()
+        try:
+            self._make()
+        except ZeroDivisionError as error:  # of torch's OneCycleLR (2.14), with a part of no step
+            self._unmake()
+            self.load(before)
+            units = "updates" if self._spec.per == "step" else "epochs"
+            raise ServiceError(
+                ErrorReason.FIT_INVALID,
+                f"schedule.options.pct_start: the fit has {total} {units}, and a cycle cannot end its rise "
+                "with the first one; use another `pct_start`, or more epochs",
+            ) from error
 
     def check_ready(self) -> None:
         """Refuse to train if the schedule lacks a required length. Call it before a step.
@@ -182,6 +196,8 @@ def make_schedulers(
         total: Steps or epochs of the training, warm-up included.
     """
     options: dict[str, Any] = copy.deepcopy(spec.options)
+    if "pct_start" in options:  # whole numbers arrive as int, which torch refuses here
+        options["pct_start"] = float(options["pct_start"])
     if total is not None and needs_total(spec):
         options[_TOTALS[spec.name]] = max(1, total - spec.warmup)
     warm = None

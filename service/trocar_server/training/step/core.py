@@ -103,7 +103,8 @@ class TrainerCore:
         )
         parameters = dict(self.module.named_parameters())
         self._trained = {name: parameters[name] for name in self.trainable}
-        self._updater = Updater(spec, self._trained, self.module)
+        stages = stages_for(base)
+        self._updater = Updater(spec, self._trained, self.module, stages)
         self.schedule = self._updater.schedule
         averages = self._updater.averages
         self.hosted = hosted_view(base, self.module, spec, averages.tensors if averages else None)
@@ -113,7 +114,7 @@ class TrainerCore:
         self._norm: Tensor | None = None
         self._determinism = determinism(spec.deterministic)
         self._random = RandomStream(spec.seed, base.device)
-        self._saved = SavedTensors(self.module, spec.saved_tensors, scratch_dir, stages_for(base))
+        self._saved = SavedTensors(self.module, spec.saved_tensors, scratch_dir, stages)
         try:
             self._pass = TrainingPass(
                 self.module, spec, self._trained, self.hosted, teachers, self._saved, self._buffers

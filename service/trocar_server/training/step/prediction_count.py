@@ -1,6 +1,7 @@
-"""Prediction count: correct predictions of an evaluation."""
+"""Prediction count: predictions of an evaluation, and how many of them are correct."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,7 +10,22 @@ from trocar_server.training.spec.trainer_spec import LossSpec
 _LEFT_OUT = -100  # torch's own `ignore_index`
 
 
-def correct_count(losses: Sequence[LossSpec], output: Tensor, targets: Mapping[str, Tensor]) -> int | None:
+@dataclass(frozen=True)
+class PredictionCount:
+    """Count of the predictions of a batch: of each sample, pixel or token one.
+
+    Attributes:
+        correct_count: Predictions that are right.
+        label_count: Labels that they were compared with; without those that the loss ignores.
+    """
+
+    correct_count: int
+    label_count: int
+
+
+def prediction_count(
+    losses: Sequence[LossSpec], output: Tensor, targets: Mapping[str, Tensor]
+) -> PredictionCount | None:
     """Count where the argmax of (batch, classes, ...) is the target's class; None without class indices.
 
     The target is that of the first cross-entropy on the model's output.
@@ -19,7 +35,9 @@ def correct_count(losses: Sequence[LossSpec], output: Tensor, targets: Mapping[s
             target = targets.get(term.target or next(iter(targets), ""))
             if target is None or target.is_floating_point() or target.dim() != output.dim() - 1:
                 return None
-            left_out = term.options.get("ignore_index", _LEFT_OUT)
-            right = (output.argmax(1) == target.to(output.device)) & (target.to(output.device) != left_out)
-            return int(right.sum())
+            target = target.to(output.device)
+            ignored = term.options.get("ignore_index", _LEFT_OUT)
+            counts = target.ne(ignored if isinstance(ignored, int) else _LEFT_OUT)
+            is_correct = (output.argmax(1) == target) & counts
+            return PredictionCount(int(is_correct.sum()), int(counts.sum()))
     return None

@@ -42,7 +42,11 @@ def pack(value: Any, name: str, tensors: MutableMapping[str, Tensor]) -> Json:
         TypeError: The value contains other types than tensors, numbers, strings, lists, tuples and dicts.
     """
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True)
+        stored = value.detach().to("cpu", copy=True)
+        if value.dtype is torch.complex128:  # safetensors (0.8) has no such dtype
+            tensors[name] = torch.view_as_real(stored.resolve_conj())
+            return {"complex": name}
+        tensors[name] = stored
         return {"tensor": name}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
@@ -71,13 +75,15 @@ def unpack(value: Json, tensors: Mapping[str, Tensor]) -> Any:
         ((kind, inner),) = value.items()
         if kind == "tensor":
             return tensors[inner].clone()
+        if kind == "complex":
+            return torch.view_as_complex(tensors[inner].clone())
         if kind == "float":
             return float(inner)
         if kind == "tuple":
             return tuple(unpack(item, tensors) for item in inner)
         if kind == "dict":
             return {key: unpack(item, tensors) for key, item in inner}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise damaged(f"{type(error).__name__}") from None
     raise damaged(f"'{kind}'")
 

@@ -20,12 +20,13 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
+from trocar_server.models.inputs import TOKEN_IDS
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.losses.batch import Batch
-from trocar_server.training.losses.loss_function import LossFunction, Shape, main_output
+from trocar_server.training.losses.loss_function import LossFunction, NoLabelsError, Shape, main_output
 from trocar_server.training.losses.loss_taps import LossTaps
 from trocar_server.training.losses.loss_values import known_shapes
 from trocar_server.training.losses.regularizers import Penalties
@@ -81,9 +82,12 @@ class TrainingPass:
         record = cache(lambda: replace(record_example(hosted)[1], stages=stages))
         self._module, self._spec, self._saved = module, spec, saved
         self._trained, self._buffers = trained, buffers
-        self._loss = LossFunction(spec.losses)
-        self._shapes = _Shapes(spec.losses, record, hosted.input_shape)
-        self._penalties = Penalties(spec.regularizers, trained, module) if spec.regularizers else None
+        of_texts = any(entry.name.endswith(TOKEN_IDS) for entry in hosted.signature.inputs)
+        self._loss = LossFunction(spec.losses, of_texts=of_texts)
+        self._shapes = _Shapes(spec.losses, record, hosted.input_shape, of_texts)
+        self._penalties: Penalties | None = None
+        if spec.regularizers:
+            self._penalties = Penalties(spec.regularizers, trained, module, stages)
         self._loss_taps = LossTaps(self._loss.selectors, record) if self._loss.selectors else None
         self._autocast = autocasting(spec.precision, hosted.device)
         self._teachers = make_teachers(self._loss.teachers, teachers)
@@ -104,7 +108,8 @@ class TrainingPass:
             The loss, and the number of elements that each gradient rule changed.
 
         Raises:
-            NonFiniteError: The loss is not finite; the backward pass was not started.
+            NonFiniteError: The loss is not finite, or there is none, as all labels are ignored, and the
+                trainer skips such batches; the backward pass was not started.
             ServiceError: `TARGET_REJECTED`; `INPUT_REJECTED`, a buffer has got another shape;
                 `TRAINER_INVALID`, no trained parameter influences the loss; and what the sessions raise.
             PassAborted: The guard aborted the pass.
@@ -154,7 +159,12 @@ class TrainingPass:
 
     def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
         with self._autocast():
-            _, loss, terms = self._score(self._module, batch, guard)
+            try:
+                _, loss, terms = self._score(self._module, batch, guard)
+            except NoLabelsError as error:
+                if self._spec.on_nonfinite == "fail":
+                    raise
+                raise NonFiniteError("the loss") from error
             extra = None if self._penalties is None else self._penalties()
             if extra is not None:
                 loss = loss + extra
@@ -185,7 +195,7 @@ class TrainingPass:
             taps = self._loss_taps.collecting(module)
         with guard.watching(module), taps as values:
             output = module(*batch.args, **batch.kwargs)
-        total, terms = self._loss(output, values, batch.targets, taught)
+        total, terms = self._loss(output, values, batch.targets, taught, batch.kwargs)
         return output, total, terms
 
 
@@ -193,13 +203,19 @@ class _Shapes:
     """Shapes of the values of losses, as far as known from a recorded pass."""
 
     def __init__(
-        self, losses: Sequence[LossSpec], record: Callable[[], Recording], input_shape: tuple[int, ...]
+        self,
+        losses: Sequence[LossSpec],
+        record: Callable[[], Recording],
+        input_shape: tuple[int, ...],
+        of_texts: bool,
     ) -> None:
         self._input_shape = input_shape
         self._cached_shapes: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
         with suppress(ServiceError):  # a data-dependent model: targets are then checked against its output
             for is_same in self._cached_shapes:
-                self._cached_shapes[is_same] = known_shapes(losses, record(), is_same_size=is_same)
+                self._cached_shapes[is_same] = known_shapes(
+                    losses, record(), is_same_size=is_same, of_texts=of_texts
+                )
 
     def of_batch(self, batch: Batch) -> Mapping[str, Shape]:
         """Return the shapes for a batch; image sizes only if equal to those of the recorded pass."""

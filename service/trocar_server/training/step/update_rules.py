@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trocar_server.surgery import PassGuard
 from trocar_server.training.losses.batch import Batch
+from trocar_server.training.model.trained_parameters import NO_STAGES
 from trocar_server.training.optim.foreach import add_all, copy_all, scale_all
 from trocar_server.training.optim.optimizers import make_optimizer
 from trocar_server.training.optim.schedules import Schedule
@@ -74,6 +75,7 @@ class Updater:
         spec: The trainer's spec.
         trained: Trained parameters by name.
         module: The trainer's module tree.
+        stages: Selectors by stage name.
 
     Attributes:
         optimizer: torch's optimizer.
@@ -82,8 +84,14 @@ class Updater:
         clip_norm: The largest norm of all gradients; None without one.
     """
 
-    def __init__(self, spec: TrainerSpec, trained: Mapping[str, nn.Parameter], module: nn.Module) -> None:
-        self.optimizer = make_optimizer(spec.optimizer, trained, module)
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        trained: Mapping[str, nn.Parameter],
+        module: nn.Module,
+        stages: Mapping[str, str] = NO_STAGES,
+    ) -> None:
+        self.optimizer = make_optimizer(spec.optimizer, trained, module, stages)
         self.schedule = Schedule(spec.schedule, self.optimizer)
         self.averages = MovingAverages(trained, spec.ema_decay) if spec.ema_decay is not None else None
         self.clip_norm = spec.clip_norm

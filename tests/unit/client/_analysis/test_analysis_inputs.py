@@ -144,3 +144,15 @@ def test_an_error_that_names_no_image_of_the_batch_names_the_batch(
     with pytest.raises(trocar.InvalidImageError) as caught:
         unwrapped(result, batches_of(folder, 2), "m")
     assert caught.value.__notes__[0].endswith(", m")
+
+
+@pytest.mark.parametrize("text", ["a long review, " * 30, "好 " * 90, "好* " * 90])
+def test_texts_too_long_for_a_file_name_are_read_as_texts(text: str) -> None:
+    for given in (text, [text]):
+        batches: list[Any] = list(batches_of(given, 8))
+        assert [entry.text for batch in batches for entry in trocar.texts(batch).entries] == [text]
+
+
+def test_a_path_too_long_for_a_file_name_does_not_exist() -> None:
+    with pytest.raises(FileNotFoundError, match=r"trocar\.texts"):
+        list(batches_of(f"{'long/' * 9}{'n' * 300}.png", 8))

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import trocar
 from tests.unit.client._analysis.conftest import Analyse
 from tests.unit.client._analysis.fake_client import FakeModels
 from trocar import DiffRow
 from trocar._base.tensors import Array
+from trocar._request.nested_inputs import copied
 
 
 def images(count: int = 10) -> Array:
@@ -237,3 +239,34 @@ def test_of_many_feature_maps_the_farthest_apart_are_drawn(tmp_path: Path) -> No
     boxes = [label.get_window_extent() for label in labels]
     assert all(below.y1 <= above.y0 for above, below in itertools.pairwise(boxes))
     assert len(diff.plot(all_rows=True).axes[0].get_yticklabels()) == 35
+
+
+@pytest.mark.parametrize("pack", [lambda x: x, lambda x: (x,), lambda x: [x[0], x[1]]])
+def test_a_buffer_that_is_used_for_every_batch_is_read_before_the_next(analyse: Analyse, pack: Any) -> None:
+    def batches() -> Iterator[Any]:
+        buffer = np.empty((2, 3), np.float32)
+        for number in range(6):
+            buffer[:] = number
+            yield pack(buffer)
+
+    models = {"a": {"x": _rows}, "b": {"x": lambda x: _rows(x) + 1}}
+    found = analyse(FakeModels(models), "diff", "a", "b", batches(), "x")
+    values = np.repeat(np.arange(6.0), 6)
+    assert found["x"].max_difference == 1
+    assert found["x"].relative_error == pytest.approx(np.sqrt(36) / np.linalg.norm(values))
+
+
+def _rows(given: Any) -> Any:
+    """The rows of a batch, however it is packed."""
+    rows = np.array(given, np.float32)
+    return rows.reshape(len(rows), -1)
+
+
+def test_copies_of_named_arguments_are_of_their_own_memory() -> None:
+    given: Any = {"x": np.zeros(3), "more": [torch.zeros(3), "text"], "flag": True}
+    copy = copied(given)
+    given["x"] += 1
+    given["more"][0] += 1
+    assert np.array_equal(copy["x"], np.zeros(3))
+    assert torch.equal(copy["more"][0], torch.zeros(3))
+    assert (copy["more"][1], copy["flag"]) == ("text", True)

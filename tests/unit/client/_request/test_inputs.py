@@ -36,6 +36,14 @@ def test_uint8_height_width_3_goes_as_images(pixels: Any, count: int) -> None:
     assert [bytes(payload) for payload in payloads] == [image.tobytes() for image in PIXELS[:count]]
 
 
+def test_a_pil_image_is_as_transparent_after_it_was_an_input(tmp_path: Path) -> None:
+    for mode, transparent in (("RGB", (0, 0, 0)), ("L", 0), ("P", 0)):
+        Image.new(mode, (4, 4)).save(tmp_path / "one.png", transparency=transparent)
+        image = Image.open(tmp_path / "one.png")
+        wire_inputs(image)
+        assert image.convert("RGBA").getchannel("A").getextrema() == (0, 0)
+
+
 def test_pil_images_go_as_rgb_pixels() -> None:
     grey = Image.new("L", (7, 3), 9)
     [argument], [payload] = wire_inputs(grey)

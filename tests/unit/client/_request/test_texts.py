@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import trocar
 from trocar._request.inputs import wire_inputs
+from trocar._request.texts import is_texts
 from trocar.errors import EmptyBatchError
 
 
@@ -67,3 +69,21 @@ def test_nothing_is_no_batch(make: Any) -> None:
 def test_what_is_no_clip_is_refused(sound: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="clip"):
         trocar.audio(sound, 8_000)
+
+
+@pytest.mark.parametrize(
+    "text", ["好" * 100, "привет мир, как дела " * 7, "a long review. " * 30, "好* " * 90]
+)
+def test_texts_too_long_for_a_file_name_are_texts(text: str) -> None:
+    """A name has at most 255 bytes, of which these characters take two or three each."""
+    assert [entry.text for entry in trocar.texts([text]).entries] == [text]
+    assert is_texts(text)
+    assert is_texts([text, text])
+
+
+def test_bfloat16_sound_and_token_ids_are_read_as_what_they_are() -> None:
+    samples = torch.linspace(-1, 1, 9).bfloat16()
+    _, payload = trocar.audio(samples, 16_000).clips[0]
+    assert np.array_equal(np.frombuffer(payload, "<f4"), samples.float().numpy())
+    with pytest.raises(TypeError, match="Tensor is no text"):
+        trocar.texts([torch.ones(2, dtype=torch.bfloat16)])  # type: ignore[arg-type] # what is tested

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 import trocar
 from trocar._result import feature_maps
+from trocar._result.processed import ProcessedInput, ProcessedSample
 
 SHAPES = {"layer1.0.relu@1": (2, 5, 4, 4), "blocks": (2, 7, 9), "fc": (2, 10), "odd/in[0]": (3,)}
 
@@ -152,3 +153,17 @@ def test_it_can_be_pickled(maps: trocar.FeatureMaps) -> None:
     copy = pickle.loads(pickle.dumps(maps))
     np.testing.assert_array_equal(copy["fc"], maps["fc"])
     assert copy.stats["only"].mean == 1.5
+
+
+def test_a_span_without_places_of_tokens_says_that_the_tokenizer_tells_none() -> None:
+    sample = ProcessedSample(2, (1, 2), ("a", "b"), (), (False, False))
+    maps = trocar.FeatureMaps(
+        {"blocks": np.zeros((1, 2, 3), np.float32)},
+        info={"blocks": info("blocks", (1, 2, 3))},
+        stats={},
+        expansions={},
+        timing=trocar.ServerTiming(0.0, 0.1),
+        processed=[ProcessedInput((sample,), 2, False, ("input_ids",), "")],
+    )
+    with pytest.raises(ValueError, match="the tokenizer of this model does not tell"):
+        maps.span("blocks", 0, 1)

@@ -247,6 +247,13 @@ def test_an_evaluation_has_no_number(trainer: trocar.Trainer, server: FakeTraine
     assert (server.applied, server.calls.count("GetTrainer")) == ([], 0)
 
 
+def test_refused_gradients_tell_their_id(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+    fail_once(server, "ExportTrainer", RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "TRAINER_BROKEN"))
+    with pytest.raises(trocar.TrainerBrokenError) as failure:
+        trainer.parameter_gradients()
+    assert failure.value.request_id == server.request_ids[-1]
+
+
 # --- Life ----------------------------------------------------------------------------------------------
 
 

@@ -1,20 +1,23 @@
 """Compiled variants of an engine without a server: which calls may run on them, and what ends them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled import variant_trial
 from trocar_server.engine.compiled.backends.build_worker import Built, Job
-from trocar_server.engine.compiled.compiled_pass import recipe_of
+from trocar_server.engine.compiled.compiled_pass import NotCompiledError, recipe_of
 from trocar_server.engine.compiled.variant import Variant
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
@@ -31,8 +34,12 @@ from trocar_server.engine.request.plan import (
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.status import status_of
+from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
 from trocar_server.surgery import parse_selector
+from trocar_server.telemetry.labels import ModelLabels
+from trocar_server.telemetry.snapshot import Replicas, ServerState
 from trocar_server.tensors.edits import Edit, Set
 
 SIDE = 8
@@ -225,7 +232,7 @@ async def test_calls_whose_memory_adds_up_to_too_much_run_one_by_one(
 ) -> None:
     variant = await ready(engine, ROWS[:2], "block@-1")
     needed = (await engine.checks.check(plan_of(ROWS[:2], "block@-1", FAST, "chunks"))).memory_bytes
-    engine.compiled._limits = engine.limits.model_copy(update={"max_pass_bytes": passes_that_fit * needed})
+    engine.limits = engine.limits.model_copy(update={"max_pass_bytes": passes_that_fit * needed})
     monkeypatch.setattr(variant.queue, "_most_rows", lambda: 32)
     sizes = seen_rows(variant, monkeypatch)
     calls = [await prepared(engine, ROWS[i : i + 2]) for i in (0, 2)]
@@ -254,6 +261,67 @@ async def test_a_compiled_pass_that_breaks_leaves_the_inputs_to_the_eager_one(
     assert isinstance(block, nn.Module)
     expected = block(torch.from_numpy(ROWS - 1)).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("max_bytes", [24, 1024])
+async def test_a_changed_limit_of_replies_holds_for_compiled_passes(engine: Engine, max_bytes: int) -> None:
+    engine.limits = engine.limits.model_copy(update={"max_reply_bytes": 48})
+    await ready(engine, ROWS[:4], "block", "shifts")
+    engine.limits = engine.limits.model_copy(update={"max_reply_bytes": max_bytes})
+    if max_bytes < 48:
+        with pytest.raises(ServiceError, match="the limit is 24"):
+            await ask(engine, ROWS[:4], "block", model_id="shifts")
+        return
+    assert (await ask(engine, ROWS, "block", model_id="shifts")).report.engine == "torch"
+
+
+async def test_calls_on_a_compiled_variant_are_in_the_status(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    variant, begun, released = await ready(engine, ROWS[:2], "block@-1"), asyncio.Event(), asyncio.Event()
+
+    async def held(calls: Any) -> Any:
+        begun.set()
+        await released.wait()
+        return await engine.compiled._run(variant, calls)
+
+    monkeypatch.setattr(variant.queue, "_run", held)
+    calls = [asyncio.create_task(ask(engine, ROWS[:2]))]
+    await begun.wait()
+    others = [await prepared(engine, ROWS[:2]) for _ in range(2)]
+    calls += [asyncio.create_task(engine.extract(other)) for other in others]
+    await asyncio.sleep(0)
+    found = status_of(engine)
+    (queue,) = found.queues
+    assert (queue.replica_count, queue.leased_count, queue.waiting_count) == (1, 1, 2)
+    assert queue.pending_s > 0
+    assert found.total.waiting_count == 2
+    state = ServerState(engine, Mock(all=list), tmp_path, ModelLabels(str))
+    (replicas,) = state.read().replicas.values()
+    assert replicas == Replicas(count=1, leased=1, waiting=2)
+    released.set()
+    assert [found.report.engine for found in await asyncio.gather(*calls)] == ["torch"] * 3
+
+
+async def test_a_call_that_cannot_wait_for_a_compiled_pass_is_refused_as_busy(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant, begun, released = await ready(engine, ROWS[:2], "block@-1"), asyncio.Event(), asyncio.Event()
+
+    async def held(_: Any) -> Any:
+        begun.set()
+        await released.wait()
+        return [NotCompiledError()]
+
+    monkeypatch.setattr(variant.queue, "_run", held)
+    first = asyncio.create_task(ask(engine, ROWS[:2]))
+    await begun.wait()
+    late = await prepared(engine, ROWS[:2])
+    with pytest.raises(ServiceError) as caught:
+        await engine.extract(late, time.monotonic() + 0.01)
+    assert caught.value.reason is ErrorReason.SERVER_BUSY
+    released.set()
+    assert (await first).report.engine == "eager"
 
 
 async def ask_for_images(engine: Engine) -> Extraction:

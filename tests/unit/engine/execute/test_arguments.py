@@ -27,6 +27,7 @@ from trocar_server.engine.execute.image_decoder import ImageDecoder
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.request.plan import ArgumentInput, ImageInput, ImageSpec, Payload, TensorInput
 from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel
 from trocar_server.models.preprocessing import Preprocessor, SpecTransform
 from trocar_server.models.spec import PreprocessingSpec
 
@@ -228,6 +229,47 @@ async def test_a_batch_that_is_large_only_when_prepared_is_refused_before_any_is
         await decoded(decoder, [ImageSpec(1)] * 200, [tiny] * 200, max_request_bytes=1 << 20)
     assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
     assert decoder.pids == []
+
+
+def padded_strips() -> tuple[HostedModel, ImageInput, list[Payload]]:
+    """Return a model that pads images to one size, and four strips, of which EXIF data turns two upright."""
+    settings = PreprocessingSpec(resize=(800,), longest=1333, rules="transformers", pads=True)
+    model = replace(hosted_by_name("resnet18"), preprocessing=Preprocessor(SpecTransform(settings)))
+    payloads: list[Payload] = []
+    for orientation in (1, 6, 1, 6):
+        exif, jpeg = Image.Exif(), io.BytesIO()
+        exif[0x0112] = orientation
+        Image.new("RGB", (1000, 60)).save(jpeg, "JPEG", exif=exif)
+        payloads.append(np.frombuffer(jpeg.getvalue(), np.uint8))
+    return model, ImageInput("", tuple(ImageSpec(payload.size) for payload in payloads)), payloads
+
+
+async def test_padded_images_that_their_exif_data_turns_are_counted_as_turned(decoder: ImageDecoder) -> None:
+    model, entry, payloads = padded_strips()
+    reserved: list[int] = []
+    (images,) = await decode_images(
+        model,
+        [entry],
+        payloads,
+        Limits(max_request_bytes=1 << 28),
+        decoder,
+        lambda *own: reserved.append(own[0]),
+    )
+    assert isinstance(images, list)
+    assert model.preprocessing is not None
+    prepared = model.preprocessing.with_made(images)
+    made_bytes = sum(value.nbytes for value in (prepared.values, *prepared.made.values()))
+    assert made_bytes > 8 * model.preprocessing.prepared_size([(60, 1000)] * 4).batch_bytes
+    assert sum(reserved) >= made_bytes
+
+
+async def test_padded_images_that_are_too_many_once_turned_are_refused(decoder: ImageDecoder) -> None:
+    model, entry, payloads = padded_strips()
+    with pytest.raises(ServiceError, match="the 4 images are padded to 1333 x 1333") as caught:
+        await decode_images(
+            model, [entry], payloads, Limits(max_request_bytes=1 << 20), decoder, lambda count, rows: None
+        )
+    assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
 
 
 def test_raw_pixels_that_are_too_many_are_refused_before_they_have_come() -> None:

@@ -71,6 +71,18 @@ def test_what_never_fits_is_not_told_to_come_again() -> None:
     assert caught.value.retry_after_s is None
 
 
+def test_only_bytes_that_come_back_are_worth_waiting_for() -> None:
+    gate = admission()
+    with gate.admit(STREAM, "alice") as held:
+        held.reserve(300)
+        with pytest.raises(ServiceError, match="100 are free for it") as caught:
+            held.reserve(200, kept_bytes=200)
+        assert caught.value.reason is ErrorReason.SERVER_BUSY
+        with pytest.raises(ServiceError, match="take 401 bytes together") as caught:
+            held.reserve(200, kept_bytes=201)
+        assert caught.value.reason is ErrorReason.REQUEST_TOO_LARGE
+
+
 def test_one_principal_leaves_room_for_others() -> None:
     gate = admission()
     with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "bob") as other:

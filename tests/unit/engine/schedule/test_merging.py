@@ -1,6 +1,7 @@
 """Calls in groups."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -29,8 +30,11 @@ class Held:
         await self.may_run.acquire()
         return [KeyError(work) if work.startswith("bad") else work.upper() for work in group]
 
-    def submit(self, work: str, rows: int = 1, *, may_merge: bool = True) -> "asyncio.Task[str]":
-        return asyncio.create_task(self.queue.submit(work, rows, may_merge=may_merge))
+    def submit(
+        self, work: str, rows: int = 1, *, may_merge: bool = True, timeout_s: float | None = None
+    ) -> "asyncio.Task[str]":
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return asyncio.create_task(self.queue.submit(work, rows, may_merge=may_merge, deadline=deadline))
 
 
 async def begun(held: Held, *works: str) -> "list[asyncio.Task[str]]":
@@ -38,6 +42,16 @@ async def begun(held: Held, *works: str) -> "list[asyncio.Task[str]]":
     tasks = [held.submit("first")]
     await held.has_begun.wait()
     tasks += [held.submit(work) for work in works]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def begun_with_rows(held: Held, rows: int) -> "list[asyncio.Task[str]]":
+    """Let one call run, with a large one behind it."""
+    held.may_run = asyncio.Semaphore(0)
+    held.has_begun.clear()
+    tasks = await begun(held)
+    tasks.append(held.submit("large", rows))
     await asyncio.sleep(0)
     return tasks
 
@@ -144,6 +158,47 @@ async def test_one_more_than_may_wait_is_refused() -> None:
     assert caught.value.reason is ErrorReason.SERVER_BUSY
     release(held)
     await asyncio.gather(*tasks)
+
+
+async def test_a_call_whose_group_does_not_begin_in_time_is_refused_as_busy() -> None:
+    held = Held()
+    tasks = await begun(held, "a")
+    with pytest.raises(ServiceError, match="was not free within") as caught:
+        await held.submit("late", timeout_s=0.01)
+    assert caught.value.reason is ErrorReason.SERVER_BUSY
+    release(held)
+    assert await asyncio.gather(*tasks) == ["FIRST", "A"]
+    assert held.groups == [["first"], ["a"]]
+
+
+async def test_a_call_that_is_expected_to_wait_too_long_is_refused_at_once() -> None:
+    held = Held()
+    release(held)
+    for _ in range(3):
+        await held.submit("fast")
+    tasks = await begun_with_rows(held, 4000)
+    held.queue._throughput.observe(1, 1000.0)  # a row then takes minutes
+    with pytest.raises(ServiceError, match="of work wait before this call") as caught:
+        await held.submit("late", timeout_s=60.0)
+    assert caught.value.reason is ErrorReason.SERVER_BUSY
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s > 60.0
+    patient = held.submit("patient")
+    release(held)
+    assert await asyncio.gather(*tasks, patient) == ["FIRST", "LARGE", "PATIENT"]
+
+
+async def test_what_runs_and_waits_is_counted() -> None:
+    held = Held()
+    tasks = await begun(held, "a")
+    tasks.append(in_flow(held, "b", "b"))
+    await asyncio.sleep(0)
+    assert (held.queue.is_running, held.queue.waiting_count) == (True, 2)
+    assert held.queue.waiting_counts() == {current_flow(): 1, "b": 1}
+    assert held.queue.pending_s > 0
+    release(held)
+    await asyncio.gather(*tasks)
+    assert (held.queue.waiting_count, held.queue.waiting_counts(), held.queue.pending_s) == (0, {}, 0.0)
 
 
 def in_flow(held: Held, flow: str, work: str, **options: Any) -> "asyncio.Task[str]":

@@ -106,6 +106,29 @@ def test_pickles_are_refused_with_the_cure(tmp_path: Path) -> None:
         check_weights(open_folder(folder))
 
 
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (("optimizer.pt", "pytorch_model.bin", "scheduler.pt"), "trocar convert pytorch_model.bin model"),
+        (("model.pt", "optimizer.pt", "training_args.bin"), "trocar convert model.pt model"),
+        (
+            ("optimizer.pt", *(f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2))),
+            r"save_pretrained\(FOLDER\)",
+        ),
+        (("optimizer.pt", "scheduler.pt", "training_args.bin"), "has no weights; add model.safetensors"),
+    ],
+)
+def test_the_advice_is_for_the_file_with_the_weights(
+    tmp_path: Path, files: tuple[str, ...], advice: str
+) -> None:
+    folder = _config(tmp_path)
+    for name in files:
+        (folder / name).write_bytes(b"")
+    with pytest.raises(ServiceError, match=advice) as error:
+        check_weights(open_folder(folder))
+    assert "optimizer" not in error.value.message
+
+
 def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     folder = _config(tmp_path / "model")
     _write(folder, "modules.json", [{"path": "../other", "type": "sentence_transformers.models.Transformer"}])

@@ -46,6 +46,31 @@ def test_a_repository_is_downloaded_once_at_its_commit_without_pickles_and_code(
     ]
 
 
+def test_a_folder_that_another_server_loads_from_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(repository: str, **options: Any) -> None:
+        options["local_dir"].mkdir()
+        (options["local_dir"] / "config.json").write_text("{}")
+        if len(inodes) == 0:  # another server begins later and is faster
+            inodes.append(0)
+            inodes.append(repository_folder(SOURCE, tmp_path).joinpath("config.json").stat().st_ino)
+
+    inodes: list[int] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    folder = repository_folder(SOURCE, tmp_path)
+    assert (folder / "config.json").stat().st_ino == inodes[1]
+    assert [path.name for path in (tmp_path / "hub").iterdir()] == [folder.name]
+
+
+def test_a_folder_without_a_manifest_is_replaced(tmp_path: Path, downloads: list[dict[str, Any]]) -> None:
+    left = cached_folder(SOURCE, tmp_path)
+    left.mkdir(parents=True)
+    (left / "half.json").write_text("{")
+    assert not (repository_folder(SOURCE, tmp_path) / "half.json").exists()
+    assert len(downloads) == 1
+
+
 @pytest.mark.parametrize("damage", ["changed", "added", "removed"])
 def test_a_file_that_differs_is_refused(tmp_path: Path, downloads: list[dict[str, Any]], damage: str) -> None:
     config = repository_folder(SOURCE, tmp_path) / "config.json"

@@ -1,6 +1,7 @@
 """What follows the transformer in a folder of sentence-transformers: its arithmetic, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import BertConfig, BertForMaskedLM, T5Config, T5EncoderModel, T5ForConditionalGeneration
 
+from tests.support.models.text_models import save_tokenizer
 from trocar_server.errors import ServiceError
+from trocar_server.models import load_model, parse_model_argument
+from trocar_server.models.from_source import TORCH_DTYPES
 from trocar_server.models.huggingface.folder import open_folder
 from trocar_server.models.huggingface.pooling import add_pooling
 
@@ -19,9 +24,13 @@ _DENSE = {"in_features": 4, "out_features": 2, "activation_function": "torch.nn.
 def sentence_folder(folder: Path) -> Path:
     """Write the configurations of a transformer, a pooling and a dense layer."""
     parts = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in parts.items()]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(parts.items())
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    for path, config in {"": {}, "1_Pooling": {"pooling_mode_mean_tokens": True}, "2_Dense": _DENSE}.items():
+    pooling = {"word_embedding_dimension": 4, "pooling_mode_mean_tokens": True}
+    for path, config in {"": {}, "1_Pooling": pooling, "2_Dense": _DENSE}.items():
         (folder / path).mkdir(exist_ok=True)
         (folder / path / "config.json").write_text(json.dumps(config))
     return folder
@@ -44,6 +53,14 @@ def test_a_part_without_its_configuration_is_named(tmp_path: Path) -> None:
 # --- What sentence-transformers itself computes -----------------------------------------------------------
 
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+_SMALL: Any = {
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 30,
+}
+_SMALL_T5: Any = {"d_model": 4, "num_layers": 1, "num_heads": 2, "d_ff": 8, "d_kv": 2, "vocab_size": 30}
 MASKS = {
     "none": [[1] * 5, [1] * 5, [1] * 5],
     "right": [[1] * 5, [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]],
@@ -107,6 +124,47 @@ def test_older_folders_name_each_mode_by_a_key(tmp_path: Path, mode: str) -> Non
     tree = Tokens()
     add_pooling(tree, open_folder(folder), weights=False)
     assert tree.pooling.modes == (mode,)  # type: ignore[union-attr]
+
+
+def test_a_mask_by_position_is_that_of_the_pooling(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    tree, values = Tokens(), torch.randn(3, 5, 8)
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    add_pooling(tree, open_folder(saved(tmp_path / "saved", modules.Pooling(8))), weights=True)
+    mask = torch.tensor(MASKS["right"])
+    expected = (values * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(tree(values, mask)["sentence_embedding"], expected)
+
+
+@pytest.mark.parametrize(
+    ("base", "config", "kind"),
+    [
+        (BertForMaskedLM, BertConfig(**_SMALL), "BertModel"),
+        (T5ForConditionalGeneration, T5Config(**_SMALL_T5), "T5EncoderModel"),
+        (T5EncoderModel, T5Config(**_SMALL_T5), "T5EncoderModel"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["", "bf16"])
+def test_a_sentence_model_has_the_class_that_sentence_transformers_takes(
+    tmp_path: Path, base: Any, config: Any, kind: str, dtype: str
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder, ids = sentence_folder(tmp_path), torch.tensor([[3, 4, 5]])
+    base(config).save_pretrained(folder)
+    torch.manual_seed(0)
+    save_file(
+        {"linear.weight": torch.randn(2, 4), "linear.bias": torch.zeros(2)},
+        folder / "2_Dense" / "model.safetensors",
+    )
+    save_tokenizer(folder)
+    asked = {"dtype": TORCH_DTYPES.get(dtype, torch.float32)}
+    theirs = library.SentenceTransformer(str(folder), device="cpu", model_kwargs=asked)
+    spec = replace(parse_model_argument(f"m=hf:{folder}"), dtype=dtype)
+    module = load_model(spec, torch.device("cpu"), tmp_path / "cache").module
+    assert type(module).__name__ == kind
+    with torch.no_grad():
+        wanted = theirs({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
+        torch.testing.assert_close(module(ids, torch.ones_like(ids))["sentence_embedding"], wanted)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -3,6 +3,7 @@
 # transformers is half typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -61,6 +62,45 @@ def test_the_example_is_one_that_the_model_takes(family: str) -> None:
     with torch.inference_mode():
         output = model(**transformers_signature(model).example(2))
     assert any(torch.is_tensor(value) and value.numel() for value in output.values())
+
+
+_OPT = {
+    **{name: value for name, value in _TEXT.items() if name != "intermediate_size"},
+    "ffn_dim": 16,
+    "word_embed_proj_dim": 8,
+}
+POSITIONS: dict[str, Any] = {
+    "bert": lambda: T.BertModel(T.BertConfig(**_TEXT)),
+    "roberta": lambda: T.RobertaModel(T.RobertaConfig(**_TEXT)),
+    "gpt2": lambda: T.GPT2Model(T.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=30, n_positions=16)),
+    "clip": lambda: T.CLIPTextModel(T.CLIPTextConfig(**_TEXT)),
+    "opt": lambda: T.OPTModel(T.OPTConfig(**_OPT)),
+}
+
+
+@pytest.mark.parametrize("family", POSITIONS)
+def test_positions_are_below_those_that_the_model_has(family: str) -> None:
+    model, ids = POSITIONS[family]().eval(), torch.full((1, 3), 4)
+    below = transformers_signature(model).find("position_ids", 0).below
+    with torch.inference_mode():
+        model(input_ids=ids, position_ids=torch.tensor([[0, 1, below - 1]]))
+        with pytest.raises((IndexError, RuntimeError)):  # torch's, of an embedding or a gather
+            model(input_ids=ids, position_ids=torch.tensor([[0, 1, below]]))
+
+
+def test_rotary_positions_may_be_any() -> None:
+    model = T.LlamaModel(T.LlamaConfig(**_TEXT))
+    assert transformers_signature(model).find("position_ids", 0).below == 0
+
+
+def test_an_encoder_takes_no_more_tokens_than_it_has_positions_for() -> None:
+    model = T.BartModel(T.BartConfig(**_LAYERS, vocab_size=30, max_position_embeddings=16)).eval()
+    signature, decoded = transformers_signature(model), torch.full((1, 2), 4)
+    for count, raised in ((16, None), (17, IndexError)):
+        with pytest.raises(raised) if raised else nullcontext():
+            model(input_ids=torch.full((1, count), 4), decoder_input_ids=decoded)
+        with pytest.raises(ServiceError) if raised else nullcontext():
+            signature.check([("input_ids", torch.int64, (1, count))])
 
 
 def test_tensors_that_only_one_family_has_may_be_given_in_any_shape() -> None:

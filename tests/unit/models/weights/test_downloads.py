@@ -194,9 +194,10 @@ def test_what_a_killed_download_left_is_removed_and_a_running_one_is_not(data_di
     downloads.mkdir(parents=True)
     abandoned, running = downloads / "x.pth.0123.partial", downloads / "y.pth.4567.partial"
     kept = data_dir / "weights" / "x.safetensors"
-    for file in (abandoned, running, kept):
+    unfinished = data_dir / "weights" / "x.safetensors.89ab.partial"
+    for file in (abandoned, running, kept, unfinished):
         file.touch()
-    for file in (abandoned, kept):
+    for file in (abandoned, kept, unfinished):
         os.utime(file, (0, 0))
     clean_downloads(data_dir)
-    assert [file.exists() for file in (abandoned, running, kept)] == [False, True, True]
+    assert [file.exists() for file in (abandoned, running, kept, unfinished)] == [False, True, True, False]

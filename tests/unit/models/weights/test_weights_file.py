@@ -11,7 +11,7 @@ from tests.unit.models.conftest import reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.weights import weights_file
-from trocar_server.models.weights.weights_file import read_weights, write_weights
+from trocar_server.models.weights.weights_file import read_weights, write_checksum, write_weights
 
 
 @pytest.fixture
@@ -30,6 +30,32 @@ def test_what_was_written_is_read_bit_for_bit(file: Path) -> None:
 
 def test_nothing_but_the_file_and_its_checksum_is_left(file: Path) -> None:
     assert sorted(path.name for path in file.parent.iterdir()) == ["w.safetensors", "w.safetensors.sha256"]
+
+
+@pytest.mark.parametrize("write", ["weights", "checksum"])
+def test_two_servers_may_write_one_file_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    state, own = {"a": torch.ones(3)}, weights_file._make_durable
+    for name in ("one", "two"):
+        save_file(state, tmp_path / name)
+
+    def write_once(name: str) -> None:
+        if write == "weights":
+            write_weights(state, tmp_path / "w.safetensors")
+        else:
+            write_checksum(tmp_path / name, tmp_path / "w.safetensors")
+
+    def interrupted(source: Path, target: Path) -> None:
+        if source.suffix == ".partial":
+            monkeypatch.setattr(weights_file, "_make_durable", own)
+            write_once("two")  # the whole of another one's write
+        own(source, target)
+
+    monkeypatch.setattr(weights_file, "_make_durable", interrupted)
+    write_once("one")
+    assert torch.equal(read_weights(tmp_path / "w.safetensors")["a"], state["a"])
+    assert list(tmp_path.glob("*.partial")) == []
 
 
 def test_others_may_read_it_as_the_umask_says(file: Path) -> None:

@@ -1,5 +1,7 @@
 """From selectors to values: every expansion, every reason, every hint."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -304,6 +306,26 @@ def test_an_element_of_any_key_can_be_selected_by_its_name_in_a_reply(module: st
     found = names(module, recording)
     assert len(set(found)) == len(found) > 1
     assert [names(name, recording) for name in found] == [[name] for name in found]
+
+
+class WithEmpty(nn.Module):
+    """Returns empty structures between its tensors."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + 1, (), x * 2, {"a": [], "b": (x, [])}
+
+
+@pytest.mark.parametrize("is_symbolic", [True, False])
+def test_negative_picks_count_empty_structures_as_python_does(is_symbolic: bool) -> None:
+    recording = recorded(WithEmpty, (2, 3), is_symbolic=is_symbolic)
+    output = WithEmpty()(torch.zeros(2, 3))
+    assert torch.equal(output[-2], output[2])
+    assert names("/out[-2]", recording) == ["/out[2]"]
+    assert names("/out[-4]", recording) == ["/out[0]"]
+    assert names('/out[-1]["b"][-2]', recording) == ['/out[3]["b"][0]']
+    assert names("/out", recording) == ["/out[0]", "/out[2]", '/out[3]["b"][0]']
+    for text in ("/out[-3]", "/out[1]", '/out[-1]["b"][-1]', '/out[3]["a"]'):
+        assert refused(text, recording).reason is ErrorReason.NOT_A_TENSOR
 
 
 def test_a_negative_pick_counts_within_its_own_structure() -> None:

@@ -161,6 +161,27 @@ def test_the_gradient_at_an_input_is_that_of_this_module_alone() -> None:
     assert torch.allclose(model.first.bias.grad, torch.full((3,), 4.0))  # type: ignore[arg-type]
 
 
+class _Shortcut(nn.Module):
+    def __init__(self, shortcut: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.branch, self.shortcut = nn.Linear(3, 3), nn.Linear(3, 3), shortcut
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.stem(x)
+        return self.branch(x) + self.shortcut(x)
+
+
+@pytest.mark.parametrize("shortcut", [nn.Identity(), nn.Sequential(), nn.Sequential(nn.Identity())])
+def test_a_rule_at_a_module_that_returns_its_input_leaves_other_branches_alone(shortcut: nn.Module) -> None:
+    mine, theirs, x = _Shortcut(shortcut), _Shortcut(nn.Identity()), torch.randn(2, 3)
+    target = Target("shortcut/grad_out", "shortcut", 0, is_gradient=True)
+    _run(mine, [GradientRule(ZERO, targets=(target,))], x)
+    hidden = theirs.stem(x)
+    (theirs.branch(hidden) + hidden.detach()).square().sum().backward()
+    assert _same(_gradients(mine), _gradients(theirs))
+
+
 def test_two_rules_at_one_tensor_under_two_names_act_in_the_order_of_the_list() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), nn.Flatten())

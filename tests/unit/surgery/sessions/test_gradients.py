@@ -327,3 +327,60 @@ def test_a_value_whose_gradient_is_seen_keeps_its_strides(places: list[str]) -> 
     with GradientSession(model, [GradientPoint(target) for target in targets(model, *places)]):
         model(IMAGES[:1])
     assert strides[0] == strides[-1]
+
+
+class Branching(nn.Module):
+    """A convolution and a branch that returns what it gets, as an empty shortcut does."""
+
+    def __init__(self, shortcut: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.stem, self.conv = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.shortcut = shortcut
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.stem(x)
+        return (self.conv(x) + 2 * self.shortcut(x)).tanh()
+
+
+SHORTCUTS: Any = {
+    "identity": nn.Identity,
+    "empty": nn.Sequential,
+    "nested": lambda: nn.Sequential(nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("beside", [(), ("/grad_in",), ("stem/grad_out",), ("shortcut/grad_in", "/grad_in")])
+@pytest.mark.parametrize("kind", SHORTCUTS)
+def test_the_gradient_at_a_module_that_returns_its_input_is_that_of_its_branch(
+    kind: str, beside: tuple[str, ...]
+) -> None:
+    model = Branching(SHORTCUTS[kind]()).eval().requires_grad_(False)
+    expected: list[torch.Tensor] = []
+
+    def note(_: nn.Module, __: Any, given: Any) -> None:
+        expected.append(given[0])
+
+    handle = model.shortcut.register_full_backward_hook(note)
+    model(IMAGES.clone().requires_grad_()).sum().backward()
+    handle.remove()
+    points = [GradientPoint(target) for target in targets(model, *beside, "shortcut/grad_out")]
+    with torch.enable_grad(), GradientSession(model, points) as session:
+        output = model(IMAGES)
+    session.backward(output.sum())
+    assert torch.allclose(session.values["shortcut/grad_out"], expected[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SHORTCUTS)
+def test_an_edit_at_a_module_that_returns_its_input_leaves_other_branches_alone(kind: str) -> None:
+    model = Branching(SHORTCUTS[kind]()).eval().requires_grad_(False)
+    leaf = IMAGES.clone().requires_grad_()
+    hidden = model.stem(leaf)
+    (model.conv(hidden) + 2 * hidden.detach()).tanh().sum().backward()
+    at_input, at_shortcut = targets(model, "/grad_in", "shortcut/grad_out")
+    cut = GradientPoint(at_shortcut, EditTarget(at_shortcut, Edit(Scale(0.0))))
+    with torch.enable_grad(), GradientSession(model, [GradientPoint(at_input), cut]) as session:
+        output = model(IMAGES)
+    session.backward(output.sum())
+    assert leaf.grad is not None
+    assert torch.allclose(session.values["/grad_in"], leaf.grad, atol=1e-6)

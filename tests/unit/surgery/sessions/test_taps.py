@@ -259,3 +259,31 @@ def test_two_names_for_one_value_both_get_it() -> None:
     with TapSession(model, [at("fc", name="a"), at("fc", name="b")]) as session:
         model(IMAGES)
     assert torch.equal(session.values["a"], session.values["b"])
+
+
+class Checked(nn.Linear):
+    """Refuses its own output in a forward hook, as checks for NaN do."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_forward_hook(self.refuse)
+
+    def refuse(self, *_: object) -> None:
+        raise ValueError("NaN found")
+
+
+def test_a_tap_does_not_hide_the_error_of_an_earlier_hook_at_its_module() -> None:
+    model = nn.Sequential(Checked())
+    with pytest.raises(ValueError, match="NaN found"), TapSession(model, [at("0")]) as session:
+        model(ROWS)
+    assert session.values == {}
+
+
+def test_a_module_that_is_called_while_an_error_is_handled_is_collected() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with TapSession(model, [at("0")]) as session:
+        try:
+            raise KeyError("of the caller")
+        except KeyError:
+            model(ROWS)
+    assert torch.equal(session.values["0@0"], model(ROWS))

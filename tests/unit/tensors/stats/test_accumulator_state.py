@@ -109,6 +109,17 @@ def test_what_was_fed_in_inference_mode_goes_on_outside(request_: Request) -> No
     assert inside.state() == outside.state()
 
 
+def test_only_values_with_the_same_channels_fit() -> None:
+    of_channels = Accumulator((Statistic.MEAN,), Scope.CHANNEL, -2)
+    assert of_channels.fits((7, 7))  # of nothing
+    of_channels.update(torch.ones(2, 3, 5))
+    fitting = [shape for shape in ((9, 3, 5), (9, 4, 5), (3,), ()) if of_channels.fits(shape)]
+    assert fitting == [(9, 3, 5)]
+    of_all = Accumulator((Statistic.MEAN,), Scope.ALL)
+    of_all.update(torch.ones(2, 3, 5))
+    assert of_all.fits((1,))
+
+
 def _refused(action: Callable[[], object]) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         action()

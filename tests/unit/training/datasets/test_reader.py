@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -285,3 +286,14 @@ def test_what_a_model_cannot_take_is_refused_before_anything_starts(
     reader = opened(*(image_shards(6) if is_images else cut(10, inputs=X, targets=Y)))
     check_dataset(reader.info, hosted())
     assert reason(lambda: check_dataset(reader.info, model())) is expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_advice_for_another_dtype_can_be_followed(opened: Open, dtype: torch.dtype) -> None:
+    reader = opened(*cut(10, inputs=X))
+    with pytest.raises(ServiceError) as failure:
+        check_dataset(reader.info, hosted(dtype=dtype))
+    line = failure.value.message.split("`")[1]
+    assert ("ml_dtypes." in line) is (dtype is torch.bfloat16)  # NumPy itself has none
+    converted = eval(line, {"array": X, "ml_dtypes": ml_dtypes, "np": np})
+    assert converted.dtype.name == str(dtype).removeprefix("torch.")

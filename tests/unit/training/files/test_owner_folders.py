@@ -41,7 +41,11 @@ def assert_whole(folders: OwnerFolders, trainer_id: str = ID) -> None:
 def test_everyone_sees_whose_a_trainer_is(tmp_path: Path) -> None:
     first, second = owner(tmp_path, "a", ID), owner(tmp_path, "b", OTHER_ID)
     (tmp_path / "c").mkdir()
-    assert (first.others(), second.others(), owner(tmp_path, "d").others()) == (["b"], ["a"], ["a", "b"])
+    assert (first.others(), second.others(), owner(tmp_path, "d").others()) == (
+        ["b", "c"],
+        ["a", "c"],
+        ["a", "b", "c"],
+    )
     assert first.trainer_ids("b") == [OTHER_ID]
     assert first.trainer_ids("missing") == []
     assert [record.trainer_id for record in first.records_elsewhere()] == [OTHER_ID]

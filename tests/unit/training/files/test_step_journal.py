@@ -42,7 +42,8 @@ def journal(storage: TrainingStorage) -> StepJournal:
 
 
 def batch_of(seed: int) -> Batch:
-    values = [random_tensor((2, 3), dtype, seed) for dtype in DTYPES]
+    values = [random_tensor((2, 3), dtype, seed) for dtype in (*DTYPES, torch.complex128)]
+    values.append(values[-1].conj())  # a view, as of a model's inputs
     kwargs = {"mask": random_tensor((2,), torch.bool, seed), "scale": 0.1, "names": ["a", None]}
     return Batch((values, values[0].t()), kwargs, {"": values[7], "other": values[1]}, size=2)
 

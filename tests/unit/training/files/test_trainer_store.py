@@ -8,7 +8,7 @@ from tests.unit.training.stores import ID, OTHER_ID, SPEC, make_state, opened, t
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.files.trainer_storage import TrainingStorage
-from trocar_server.training.files.trainer_store import TrainerStore, check_base
+from trocar_server.training.files.trainer_store import TrainerStore, UnreadableTrainer, check_base
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 
 BAD_IDS = [
@@ -127,7 +127,11 @@ def test_a_damaged_trainer_is_told_and_hides_no_other(store: TrainerStore, damag
     with pytest.raises(ServiceError) as error:
         store.get(ID)
     assert reason(error) is ErrorReason.TRAINER_BROKEN
+    found = store.look_at(ID)
+    assert isinstance(found, UnreadableTrainer)
+    assert (found.trainer_id, found.error.reason) == (ID, ErrorReason.CHECKPOINT_CORRUPT)
     store.delete(ID)
+    assert store.look_at(ID) is None
 
 
 def test_another_base_is_refused(store: TrainerStore) -> None:

@@ -117,6 +117,27 @@ def test_bad_options_are_refused_before_anything_starts(bad: AugmentationSpec) -
     assert failure.value.reason is ErrorReason.FIT_INVALID
 
 
+@pytest.mark.parametrize(
+    ("specs", "position"),
+    [
+        ([spec("Resize", size=205)], 0),
+        ([spec("Pad", padding=76), spec("Pad", padding=76), spec("Pad", padding=4096)], 1),
+        ([spec("Pad", padding=150), spec("CenterCrop", size=8)], 0),
+    ],
+)
+def test_batches_too_large_for_memory_are_refused(specs: list[AugmentationSpec], position: int) -> None:
+    """2200 samples of (3, 201, 201) have 1 GiB."""
+    with pytest.raises(ServiceError, match=rf"^augmentations.{position}. .*1,073,741,824 bytes.*batch_size"):
+        make_augmentation(specs, batch_size=2200)
+    assert make_augmentation([spec("Resize", size=201)], batch_size=2200)
+
+
+@pytest.mark.parametrize("sigma", [101.5, [5.0, 2000.0]])
+def test_a_kernel_as_large_as_memory_is_refused_without_making_it(sigma: Any) -> None:
+    with pytest.raises(ServiceError, match=r"ElasticTransform.: option 'sigma' is at most 100"):
+        make_augmentation([spec("ElasticTransform", sigma=sigma)])
+
+
 def test_samples_that_are_no_images_are_refused() -> None:
     with pytest.raises(ServiceError, match="channels, height, width"):
         make_augmentation([spec("RandomHorizontalFlip")], (64,))

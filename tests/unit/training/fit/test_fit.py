@@ -417,3 +417,55 @@ def test_skipped_steps_are_told_and_do_not_spoil_the_loss(base: HostedModel) -> 
     assert epoch.loss is not None
     assert epoch.loss == epoch.loss
     assert epoch.sample_count == 8
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_batches_without_a_label_that_counts_are_left_out(base: HostedModel, mode: str) -> None:
+    core, other = (shown_core(base, trainable=["fc"], on_nonfinite="skip") for _ in range(2))
+    data, labelled = dataset(12), dataset(12)
+    data.targets[8:] = -100
+    labelled.images, labelled.targets = labelled.images[:8], labelled.targets[:8]
+    fields: dict[str, Any] = {"epochs": 2, "batch_size": 4, "shuffle": False, "feature_cache": {"mode": mode}}
+    events = run_fit(fit_of(core, data, data, **fields))
+    expected = run_fit(fit_of(other, labelled, labelled, **fields))
+
+    assert [event.is_skipped for event in events if event.kind == "step"] == [None, None, True] * 2
+    for kind in ("epoch", "evaluation"):
+        losses = [[event.loss for event in told if event.kind == kind] for told in (events, expected)]
+        assert losses[0] == losses[1]
+
+
+def test_a_batch_without_a_label_that_counts_fails_a_fit_that_skips_nothing(base: HostedModel) -> None:
+    data = dataset(12)
+    data.targets[8:] = -100
+    fit = fit_of(shown_core(base, trainable=["fc"]), data, epochs=1, batch_size=4, shuffle=False)
+    with pytest.raises(ServiceError, match=r"only labels equal to ignore_index.*'skip'") as failure:
+        run_fit(fit)
+    assert failure.value.reason is ErrorReason.TARGET_REJECTED
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 11])
+def test_the_loss_of_a_sum_is_the_mean_over_the_samples(base: HostedModel, batch_size: int) -> None:
+    term = {"name": "cross_entropy", "options": {"reduction": "sum"}}
+    frozen = {"name": "sgd", "options": {"lr": 0.0}}
+    core = shown_core(base, trainable=["fc"], losses=[term], optimizer=frozen)
+    data = dataset(11)
+    events = run_fit(fit_of(core, data, data, epochs=1, batch_size=batch_size))
+
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(core.hosted.module(data.images), data.targets)
+    (evaluation,) = [event for event in events if event.kind == "evaluation"]
+    (epoch,) = [event for event in events if event.kind == "epoch"]
+    steps = [event.loss for event in events if event.kind == "step"]
+    assert evaluation.loss == pytest.approx(float(expected), rel=1e-6)
+    assert epoch.loss == pytest.approx(sum(steps) / 11, rel=1e-12)  # type: ignore[arg-type]
+
+
+def test_a_cycle_that_has_no_room_in_the_fit_is_refused_with_its_option(base: HostedModel) -> None:
+    schedule = {"name": "one_cycle", "options": {"max_lr": 0.5, "pct_start": 0.25}}
+    core = shown_core(base, trainable=["fc"], schedule=schedule)
+    for _ in range(2):  # the second time the schedule is as before, too
+        with pytest.raises(ServiceError, match=r"pct_start.*4 updates") as failure:
+            fit_of(core, dataset(16), epochs=1, batch_size=4)
+        assert failure.value.reason is ErrorReason.FIT_INVALID
+    assert len(run_fit(fit_of(core, dataset(16), epochs=2, batch_size=4))) > 8

@@ -3,9 +3,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.training.fits import ArrayReader, dataset, fit_of, shown_core
+from tests.unit.training.fits import ArrayReader, dataset, fit_of, run_fit, shown_core
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.training.fit import fit_check
+from trocar_server.training.spec.trainer_spec import LossSpec
 
 HEAD: dict[str, Any] = {"trainable": ["fc"]}
 
@@ -47,6 +49,17 @@ def test_class_missing_from_the_evaluation_set() -> None:
     evaluation = dataset(10)
     evaluation.targets[evaluation.targets == 3] = 2
     assert "classes 3 are in the training set and never" in refused(dataset(10), evaluation)
+
+
+def test_classes_of_other_names() -> None:
+    data, evaluation = dataset(10), dataset(10)
+    data.categories, evaluation.categories = ("a", "b", "c", "d", "e"), ("b", "z", "c", "d", "e")
+    assert "eval_dataset_id: class 0 is 'b' and in the training set 'a'" in refused(data, evaluation)
+    evaluation.categories = ("a", "b", "c", "d")
+    assert "eval_dataset_id: class 4 is 'missing' and in the training set 'e'" in refused(data, evaluation)
+    for names in ((), data.categories):
+        evaluation.categories = names
+        fit_of(shown_core(**HEAD), data, evaluation)
 
 
 def test_wrong_target_shape() -> None:
@@ -134,3 +147,66 @@ def test_all_problems_come_in_one_error() -> None:
         "early_stop.metric",
     ):
         assert part in message
+
+
+def test_samples_without_a_label_at_the_beginning_are_no_problem() -> None:
+    data = relabelled(10, at0=-100, at1=-100)
+    fit = fit_of(shown_core(**HEAD), data, data, epochs=1, batch_size=5, shuffle=False)
+    (told,) = [event for event in run_fit(fit) if event.kind == "evaluation"]
+    assert "accuracy" in (told.metrics or {})
+
+
+@pytest.mark.parametrize("ignored", [0, 4])
+def test_an_ignored_class_may_come_first(ignored: int) -> None:
+    data = relabelled(10, at0=ignored, at1=ignored)
+    losses = [{"name": "cross_entropy", "options": {"ignore_index": ignored}}]
+    fit_of(shown_core(losses=losses, **HEAD), data)
+
+
+def test_augmented_batches_too_large_for_memory() -> None:
+    large = [{"name": "Resize", "options": {"size": 1024}}]
+    message = refused(dataset(10), batch_size=128, augmentations=large)
+    assert "augmentations[0] (Resize): a batch of 128 samples" in message
+
+
+PAIRS: dict[str, Any] = {"losses": [{"name": "contrastive", "selector": "fc"}], **HEAD}
+IN_ORDER: dict[str, Any] = {"batch_size": 4, "shuffle": False}
+
+
+@pytest.mark.parametrize(
+    ("count", "evaluated", "fields", "message"),
+    [
+        (16, 0, {"batch_size": 4}, "shuffle: 'contrastive' pairs the halves of a batch"),
+        (16, 0, {**IN_ORDER, "batch_size": 5}, "batch_size: 'contrastive' pairs the halves of a batch"),
+        (15, 0, IN_ORDER, "dataset_id: the last batch has 3 samples"),
+        (16, 11, IN_ORDER, "eval_dataset_id: the last batch has 3 samples"),
+        (16, 8, {**IN_ORDER, "eval_split": 0.5}, "eval_split: 'contrastive' pairs the halves of a batch"),
+        (16, 0, {**IN_ORDER, "workers": 2}, "workers: 'contrastive' pairs the halves of a batch"),
+    ],
+)
+def test_pairs_that_would_be_torn_apart(
+    count: int, evaluated: int, fields: dict[str, Any], message: str
+) -> None:
+    evaluation = dataset(evaluated) if evaluated else None
+    assert message in refused(dataset(count), evaluation, trainer=PAIRS, **fields)
+
+
+@pytest.mark.parametrize(("count", "fields"), [(16, IN_ORDER), (15, {**IN_ORDER, "drop_last": True})])
+def test_pairs_in_order_train(count: int, fields: dict[str, Any]) -> None:
+    core = shown_core(**PAIRS)
+    events = run_fit(fit_of(core, dataset(count), dataset(6), epochs=1, **fields))
+    assert [event.kind for event in events].count("step") == count // 4
+
+
+class ManyClasses(ArrayReader):
+    """Tells of its labels, as of very many, the smallest and the largest."""
+
+    def labels(self, target: str) -> tuple[int, int]:
+        return int(self.targets.min()), int(self.targets.max())
+
+
+def test_of_very_many_classes_none_is_said_to_be_missing() -> None:
+    data, evaluation = dataset(10), ManyClasses(dataset(10).images, dataset(10).targets)
+    evaluation.targets[:] = torch.tensor([1, 70_000])[torch.arange(10) % 2]
+    question = fit_check._Question(LossSpec(name="cross_entropy"), "multiclass")
+    assert list(fit_check._label_problems(data, evaluation, question, 70_001)) == []

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.losses.loss_function import LossFunction
-from trocar_server.training.spec.trainer_spec import LossSpec
+from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 IDS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 LABELS = torch.tensor([[-100, 1, 4, 1, 5], [9, 2, -100, -100, -100]])
@@ -105,3 +105,35 @@ def test_values_without_pairs_are_refused(name: str, shape: tuple[int, ...]) -> 
     with pytest.raises(ServiceError, match="pairs") as error:
         loss(name, torch.zeros(shape))
     assert error.value.reason is ErrorReason.TRAINER_INVALID
+
+
+TOKENS, TAUGHT = torch.randn(2, 2, 7, 5, generator=torch.Generator().manual_seed(1))
+"""Logits (batch, tokens, classes) of a student and of its teacher."""
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("mask", [None, "attention_mask", "decoder_attention_mask"])
+@pytest.mark.parametrize("reduction", ["batchmean", "sum"])
+def test_a_model_of_texts_learns_the_classes_of_each_token_that_counts(mask: Any, reduction: Any) -> None:
+    """As the distillation of DistilBERT: logits of the tokens that count, in rows."""
+    teacher: Any = TeacherSpec(model_id="t")
+    options = {"temperature": 2.0, "reduction": reduction}
+    function = LossFunction([LossSpec(name="kl_div", teacher=teacher, options=options)], of_texts=True)
+    arguments = {} if mask is None else {mask: MASK}
+    total, _ = function(TOKENS, {}, {}, {teacher: TAUGHT}, arguments)
+    counts = torch.ones_like(MASK) if mask is None else MASK
+    logs, taught = (F.log_softmax(TOKENS / 2, -1), F.softmax(TAUGHT / 2, -1))
+    rows, others = logs[counts == 1], taught[counts == 1]
+    assert torch.equal(total, F.kl_div(rows, others, reduction=reduction) * 4)
+
+
+def test_probabilities_of_tokens_are_compared_with_each_token() -> None:
+    function = LossFunction([LossSpec(name="kl_div")], of_texts=True)
+    probabilities = F.softmax(TAUGHT, -1)
+    function.check_targets({"": probabilities}, len(TOKENS), {"": TOKENS.shape})
+    total, _ = function(TOKENS, {}, {"": probabilities}, {}, {"attention_mask": MASK})
+    rows = F.log_softmax(TOKENS, -1)[MASK == 1]
+    assert torch.equal(total, F.kl_div(rows, probabilities[MASK == 1], reduction="batchmean"))
+    with pytest.raises(ServiceError, match="those of a sample sum to 1") as failure:
+        function.check_targets({"": F.softmax(TAUGHT, 1)}, len(TOKENS), {"": TOKENS.shape})
+    assert failure.value.reason is ErrorReason.TARGET_REJECTED

@@ -223,6 +223,19 @@ def test_an_identity_where_a_head_was_is_replaced_by_what_its_input_needs() -> N
     assert model(torch.rand(2, 3, 4, 4)).shape == (2, 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_head_in_place_of_a_module_without_weights_is_like_the_model(
+    dtype: torch.dtype, device: str
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 6), nn.Identity()).to(device, dtype).eval()
+    recording = record_calls(model, (torch.zeros(2, 3, dtype=dtype, device=device),))
+    replace_head(model, HeadSpec(path="1", classes=4), 0, recording)
+    made = model.get_submodule("1")
+    assert isinstance(made, nn.Linear)
+    assert (made.weight.dtype, made.weight.device.type) == (dtype, device)
+
+
 class Tied(nn.Module):
     """Its output layer is its input layer."""
 

@@ -71,6 +71,19 @@ def test_stages_are_known_by_name(resnet: nn.Module) -> None:
     assert found == _starting(resnet, "layer4.")
 
 
+@pytest.mark.parametrize("text", ["layer4", '"layer4"', "layer4.*"])
+def test_a_module_comes_before_a_stage_of_its_name(resnet: nn.Module, text: str) -> None:
+    stages = {"layer4": "layer4.1"}
+    assert select_parameters(resnet, (text,), "trainable", stages) == _starting(resnet, "layer4.")
+    found = select_modules(resnet, ("layer4",), "train_mode", stages)
+    assert found == ("layer4",)
+
+
+def test_a_name_in_quotes_is_no_stage(resnet: nn.Module) -> None:
+    with pytest.raises(ServiceError, match="matches no parameter"):
+        select_parameters(resnet, ('"stage4"',), "trainable", {"stage4": "layer4"})
+
+
 @pytest.mark.parametrize(
     ("text", "reason", "message"),
     [
@@ -148,6 +161,24 @@ def test_whole_numbers_are_not_trained() -> None:
     model.steps = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
     model.weight = nn.Parameter(torch.zeros(2))
     assert trained_parameters(model, ()) == ("weight",)
+
+
+class Spectral(nn.Module):
+    """Has a complex parameter beside those of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        self.fc = nn.Linear(3, 3)
+
+
+def test_a_selector_of_complex_parameters_alone_is_refused() -> None:
+    with pytest.raises(ServiceError, match="complex64, and only floating-point ones are trained") as caught:
+        trained_parameters(Spectral(), ("fc", "filter"))
+    assert caught.value.reason is ErrorReason.UNKNOWN_PARAMETER
+    assert "trainable[1]" in caught.value.message
+    for selectors in ((), ("**",)):
+        assert trained_parameters(Spectral(), selectors) == ("fc.weight", "fc.bias")
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,30 @@ def test_wrong_options_are_problems(fields: dict[str, Any], message: str) -> Non
     assert message in line
 
 
+@pytest.mark.parametrize("share", [0, 0.01, 0.1])
+def test_a_cycle_may_begin_at_its_peak_and_after_a_step_of_a_hundred(share: float) -> None:
+    fields: dict[str, Any] = {"name": "one_cycle", "options": {"max_lr": 0.5, "pct_start": share}}
+    assert _problems(fields) == []
+    optimizer = _optimizer(momentum=0.9)
+    schedule = Schedule(ScheduleSpec(**fields), optimizer)
+    schedule.expect(total_steps=30)
+    expected = _rates_by_hand(lambda o: OneCycleLR(o, 0.5, 30, pct_start=float(share)), 30, momentum=0.9)
+    assert _rates(schedule, optimizer, 30) == expected
+
+
+def test_a_length_that_torch_refuses_leaves_the_schedule_as_it_was() -> None:
+    optimizer = _optimizer(momentum=0.9)
+    fields: dict[str, Any] = {"name": "one_cycle", "options": {"max_lr": 0.5, "pct_start": 0.1}}
+    schedule = Schedule(ScheduleSpec(**fields), optimizer)
+    for earlier in (None, 20):
+        schedule.expect(total_steps=earlier)
+        before = schedule.state()
+        with pytest.raises(ServiceError, match=r"pct_start.*10 updates") as failure:
+            schedule.expect(total_steps=10)
+        assert failure.value.reason is ErrorReason.FIT_INVALID
+        assert schedule.state() == before
+
+
 def test_a_cycle_of_momentum_needs_an_optimizer_that_has_one() -> None:
     adagrad = OptimizerSpec(name="adagrad", options={"lr": 0.1})
     fields = {"name": "one_cycle", "options": {"max_lr": 0.1}}

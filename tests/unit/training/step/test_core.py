@@ -1,6 +1,7 @@
 """A trainer does what the same schedule in plain torch does, bit by bit."""
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -324,3 +325,25 @@ def test_steps_add_up() -> None:
     totals.add(4, 0.5)
     totals.add(2, 0.25)
     assert (totals.step_count, totals.row_count, totals.compute_s) == (2, 6, 0.75)
+
+
+_GROUP = {"parameters": ["PLACE"], "options": {"lr": 0.01}}
+_TEACHER = {"model_id": "m2", "selector": "PLACE"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trainable": ["PLACE"]},
+        {"optimizer": {"name": "sgd", "options": {"lr": 0.1}, "groups": [_GROUP]}},
+        {"regularizers": [{"parameters": ["PLACE"], "weight": 0.1}]},
+        {"losses": [{"name": "mse", "selector": "PLACE", "teacher": _TEACHER}]},
+    ],
+    ids=["trainable", "group", "regularizer", "teacher"],
+)
+def test_a_stage_means_its_module_in_every_field(fields: Any) -> None:
+    base, other, data = by_name("resnet18", 32), by_name("resnet18", 32), batches(1, 5, shape=(3, 32, 32))
+    means = [json.loads(json.dumps(fields).replace("PLACE", name)) for name in ("stage4", "layer4")]
+    cores = [core_of(base, teachers={"m2": other}, head={"classes": 5}, **fields) for fields in means]
+    assert len({run(core, data)[0].loss for core in cores}) == 1
+    assert_same(cores[0].module, cores[1].module)

@@ -148,6 +148,9 @@ def _channel(wire: socket.socket) -> Connection:
         ("TCP_KEEPIDLE", _SILENT_S),
         ("TCP_KEEPINTVL", _PROBE_S),
         ("TCP_KEEPCNT", _PROBE_COUNT),
+        # While something is unacknowledged, Linux sends no probes. Each end reads as soon as the other sends
+        # much; small messages fit into its buffers.
+        ("TCP_USER_TIMEOUT", 1000 * (_SILENT_S + _PROBE_S * _PROBE_COUNT)),
     ):
         if hasattr(socket, name):  # not on every system
             wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,5 +1,6 @@
 """Handshake of ranks: both ends know the secret, or there is no channel."""
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,18 @@ def test_both_ends_get_a_channel() -> None:
         with pytest.raises(EOFError):
             other.recv_bytes()
         other.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has this option")
+def test_a_node_that_vanishes_while_something_is_sent_to_it_is_noticed_as_soon() -> None:
+    """Linux asks a silent node nothing while it owes an acknowledgement, and would send again for minutes."""
+    with listen("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(connect, address_of(listener), "secret", 1)
+        accepted = accept(listener, "secret", WAIT_S)
+        assert accepted is not None
+        for channel in (accepted[1], connecting.result(WAIT_S)):
+            with channel, socket.socket(fileno=os.dup(channel.fileno())) as wire:
+                assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
 
 
 def test_a_rank_without_the_secret_is_turned_away() -> None:

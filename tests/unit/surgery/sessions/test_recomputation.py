@@ -1,0 +1,73 @@
+"""A model's own activation checkpointing, against the same model without it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from trocar_server.engine.execute.collecting import PassSpec, Scoring, collect
+from trocar_server.engine.request.objective import Objective, Term, ValueScore
+from trocar_server.surgery import EditTarget, GradientPoint, PassGuard, Surgery, Target, parse_selector
+from trocar_server.surgery.sessions import recomputation
+from trocar_server.tensors.edits import Edit, Scale
+
+ROWS = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+PLACES = {
+    "output": Target("block.0", "block.0", 0),
+    "input": Target("block.2/in", "block.2", 0, "in", (0,)),
+    "parameter": Target("block.0/param(weight)", "block.0", 0, "param(weight)"),
+}
+IN = Target("/grad_in", "", 0, "in", (0,), is_gradient=True)
+INSIDE = Target("block.1/grad_out", "block.1", 0, is_gradient=True)
+
+
+class Saving(nn.Module):
+    """A block that is recomputed in the backward pass, or not."""
+
+    def __init__(self, *, is_saving: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.is_saving = is_saving
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden: Any = checkpoint(self.block, x, use_reentrant=False) if self.is_saving else self.block(x)
+        return self.fc(hidden)
+
+
+def gradients(model: nn.Module, edits: tuple[EditTarget, ...]) -> dict[str, torch.Tensor]:
+    scoring = Scoring(
+        Objective((Term(1.0, ValueScore(parse_selector("fc"))),)), (Target("score", "fc", 0),), (), ()
+    )
+    surgery = Surgery(before=edits, points=(GradientPoint(IN), GradientPoint(INSIDE)))
+    with torch.no_grad():
+        return collect(model, ([ROWS.clone()], {}), PassSpec([], surgery, scoring), PassGuard()).values
+
+
+@pytest.mark.parametrize("place", [None, *PLACES])
+def test_a_checkpointed_part_has_the_gradients_of_its_edited_pass(place: str | None) -> None:
+    edits = () if place is None else (EditTarget(PLACES[place], Edit(Scale(3.0))),)
+    expected, found = (
+        gradients(Saving(is_saving=is_saving).eval().requires_grad_(False), edits)
+        for is_saving in (False, True)
+    )
+    assert found.keys() == expected.keys() == {"/grad_in", "block.1/grad_out"}
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_checkpointing_goes_on_outside_of_a_pass() -> None:
+    model, calls = Saving(is_saving=True), []
+    gradients(model.eval().requires_grad_(False), ())
+    model.block.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(ROWS.clone().requires_grad_()).sum().backward()
+    assert len(calls) == 2
+
+
+def test_an_unknown_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputation, "_install", lambda: False)
+    with pytest.raises(RuntimeError, match="switch checkpointing off"):
+        gradients(Saving(is_saving=True).eval().requires_grad_(False), ())
