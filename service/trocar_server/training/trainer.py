@@ -33,6 +33,7 @@ from trocar_server.training.numbering import Numbering
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.step.prediction_count import prediction_count
+from trocar_server.training.step.rollback import closed
 from trocar_server.training.step.step_result import StepResult
 from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated, TrainerActivity
@@ -179,7 +180,7 @@ class Trainer:
             ServiceError: `TRAINER_BUSY`, or `UNKNOWN_TRAINER` if it was closed meanwhile.
         """
         if self.is_closed:
-            raise _closed()
+            raise closed()
         if self.activity is not TrainerActivity.READY:
             raise ServiceError(
                 ErrorReason.TRAINER_BUSY, "a fit of the trainer is running; wait for it, or cancel it"
@@ -551,7 +552,7 @@ class Trainer:
 
         def run() -> None:
             if self.is_closed:
-                raise _closed()
+                raise closed()
             with domain_errors(self.core.hosted):
                 done.append(work(guard))
 
@@ -561,7 +562,3 @@ class Trainer:
 def _given(batch: Batch | None) -> MakeBatch | None:
     """Return what makes a batch that is there already; None without one."""
     return None if batch is None else lambda _: batch
-
-
-def _closed() -> ServiceError:
-    return ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed")

@@ -451,7 +451,7 @@ def test_failures_are_one_json_object_with_json(
 def test_file_that_cannot_be_written_is_named(cli: Trocar, photos: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "missing" / "f.safetensors"
     done = cli("extract", "plain", photos[0], "--tap", "conv", "--out", out)
-    assert done.code == 1
+    assert done.code == 2
     assert "missing" in done.err
 
 

@@ -190,6 +190,11 @@ class SamplePart:
         """Shape of one input, as augmentations receive it; () for texts."""
         return self._samples.input_shape
 
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Names of the classes by label; empty when unknown."""
+        return self._samples.categories
+
     def __len__(self) -> int:
         return len(self._indices)
 

@@ -41,6 +41,7 @@ from trocar_server.training.step.rollback import (
     GradientAccumulator,
     RandomStream,
     broken,
+    closed,
     not_finite,
     step_errors,
 )
@@ -98,6 +99,7 @@ class TrainerCore:
         self.spec = spec
         self.step_count = self.update_count = self.skipped_count = self.accumulated_count = 0
         self._broken = ""
+        self._is_closed = False
         self.module, self.trainable, self.head_path = make_tree(
             base, spec, cache(lambda: record_example(base)[1])
         )
@@ -253,14 +255,16 @@ class TrainerCore:
     @property
     def is_broken(self) -> bool:
         """Whether it must be restored before further use."""
-        return bool(self._broken)
+        return self._is_closed or bool(self._broken)
 
     def check_usable(self) -> None:
         """Refuse to show or use weights that are half updated.
 
         Raises:
-            ServiceError: `TRAINER_BROKEN`.
+            ServiceError: `TRAINER_BROKEN`; `UNKNOWN_TRAINER`, it was closed.
         """
+        if self._is_closed:
+            raise closed()
         if self._broken:
             raise broken(self._broken)
 
@@ -328,7 +332,7 @@ class TrainerCore:
         """Release the trainer's resources beside its memory; no more steps follow."""
         self._saved.close()
         self._gradients.clear()
-        self._broken = "it is closed"
+        self._is_closed = True
 
     def _update(self) -> tuple[Tensor, float]:
         """Update the weights; return the gradients' norm and the seconds that it took."""
@@ -359,8 +363,8 @@ class TrainerCore:
 
     def _take(self, batch: Batch, guard: PassGuard) -> StepResult:
         """Process a batch by the optimizer's update rule."""
-        if self._broken:
-            raise broken(self._broken)
+        if self._is_closed or self._broken:
+            self.check_usable()
         if not self.schedule.is_made:
             self.schedule.check_ready()
         if self.accumulated_count >= self.spec.accumulation:

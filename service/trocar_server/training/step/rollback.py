@@ -269,8 +269,13 @@ def not_finite(what: str) -> ServiceError:
     )
 
 
+def closed() -> ServiceError:
+    """Return the error for a trainer that was closed while a call used it."""
+    return ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed")
+
+
 def broken(why: str) -> ServiceError:
-    """Return the error for a trainer whose weights are half updated, or that is closed."""
+    """Return the error for a trainer whose weights are half updated."""
     return ServiceError(
         ErrorReason.TRAINER_BROKEN, f"the trainer is broken: {why}; restore it from a checkpoint"
     )
