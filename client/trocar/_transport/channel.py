@@ -24,6 +24,7 @@ from trocar_api.versions import VERSION_KEY
 AsyncInterrupts: tuple[type[BaseException], ...] = ()
 Interrupts: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
 """What signals raise inside of a call, see Note: [Interrupted call]; asyncio cancels its task instead."""
+_ENDED_WITHIN_S = 0.5
 AsyncChannel: TypeAlias = grpc.aio.Channel
 Channel: TypeAlias = grpc.Channel
 
@@ -234,12 +235,18 @@ def retire(channel: Any, after_s: float) -> None:
         time.sleep(after_s)
         channel.close()
 
-    aside(close)
+    _aside(close)
 
 
-def aside(end: Callable[[], object]) -> None:
-    """Call a function that ends a call or a channel, in a thread that may wait for its locks for ever."""
-    threading.Thread(target=end, name="trocar-grpc-end", daemon=True).start()
+def end_call(call: Any) -> None:
+    """Cancel a call, in a thread that may wait for gRPC's locks for ever; returns when it is, or soon."""
+    _aside(call.cancel).join(_ENDED_WITHIN_S)
+
+
+def _aside(end: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=end, name="trocar-grpc-end", daemon=True)
+    thread.start()
+    return thread
 
 
 def _grpc_target(options: ConnectOptions) -> str:

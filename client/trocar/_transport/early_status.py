@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from trocar._transport.channel import aside
+from trocar._transport.channel import end_call
 
 _REPLACEMENT = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
@@ -65,7 +65,7 @@ class StreamedCall:
     def cancel(self) -> bool:
         """End the call; without effect once it has ended."""
         if not self._has_ended:
-            aside(self._call.cancel)  # or this waits for the thread that sends: Note: [Interrupted call]
+            end_call(self._call)  # or this waits for the thread that sends: Note: [Interrupted call]
         return not self._has_ended
 
     def trailing_metadata(self) -> Any:

@@ -9,7 +9,7 @@ from weakref import finalize
 import grpc
 import grpc.aio
 
-from trocar._transport.channel import aside
+from trocar._transport.channel import end_call
 from trocar_api.v1.shared_memory_pb2 import ShareMemoryRequest, ShareMemoryResponse
 
 ANSWER_WITHIN_S = 10.0
@@ -106,4 +106,4 @@ class Exchange:
 
 def _end(call: Any, requests: "SimpleQueue[ShareMemoryRequest | None]") -> None:
     requests.put(None)  # or gRPC's thread would wait for the next one for ever
-    aside(call.cancel)
+    end_call(call)
