@@ -44,10 +44,9 @@ class Source:
     @property
     def folder(self) -> Path | None:
         """The folder of this machine; None for a repository and for architectures."""
-        is_folder = self.library == "hf" and not self.revision
-        return (
-            Path(self.name).expanduser().absolute() if is_folder else None
-        )  # the process may change its own
+        if self.library != "hf" or self.revision:
+            return None
+        return Path(self.name).expanduser().absolute()  # the process may change its working directory
 
     @property
     def public_name(self) -> str:

@@ -284,13 +284,11 @@ def test_a_fit_that_fails_keeps_its_trainer_and_its_history(
     assert trocar.History.load(history).outcome == "failed"
 
 
-def test_a_fit_that_is_cancelled_elsewhere_publishes_nothing_and_keeps_its_trainer(
-    server: RunningServer, client: trocar.Client, flowers: Path, tmp_path: Path
-) -> None:
-    weights = tmp_path / "w.safetensors"
-    words = ["train", "resnet18", str(flowers), "--head", "3", "--trainable", "fc", "--epochs", "100000"]
+def training_for_long(server: RunningServer, data: Path, *options: object) -> Any:
+    """Start the command in a process of its own, and wait for its first epoch."""
+    words = ["train", "resnet18", data, "--head", 3, "--trainable", "fc", "--epochs", 100_000, *options]
     process = warm_python.Popen(
-        [sys.executable, "-m", "trocar", *words, "--publish", "half", "--export", str(weights)],
+        [sys.executable, "-m", "trocar", *map(str, words)],
         env={**os.environ, "TROCAR_SERVER": server.address},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -298,6 +296,14 @@ def test_a_fit_that_is_cancelled_elsewhere_publishes_nothing_and_keeps_its_train
     )
     assert process.stdout is not None
     assert "epoch 1" in process.stdout.readline()
+    return process
+
+
+def test_a_fit_that_is_cancelled_elsewhere_publishes_nothing_and_keeps_its_trainer(
+    server: RunningServer, client: trocar.Client, flowers: Path, tmp_path: Path
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    process = training_for_long(server, flowers, "--publish", "half", "--export", weights)
     (info,) = client.trainers()
     assert client.trainer(info.trainer_id).cancel() == "ended"
     out, err = process.communicate(timeout=120)
@@ -311,16 +317,7 @@ def test_a_fit_that_is_cancelled_elsewhere_publishes_nothing_and_keeps_its_train
 def test_the_fit_goes_on_when_the_command_is_interrupted(
     server: RunningServer, client: trocar.Client, flowers: Path, tmp_path: Path
 ) -> None:
-    words = ["train", "resnet18", str(flowers), "--head", "3", "--trainable", "fc", "--epochs", "100000"]
-    process = warm_python.Popen(
-        [sys.executable, "-m", "trocar", *words, "--history", str(tmp_path / "h.jsonl")],
-        env={**os.environ, "TROCAR_SERVER": server.address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert "epoch 1" in process.stdout.readline()
+    process = training_for_long(server, flowers, "--history", tmp_path / "h.jsonl")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     (info,) = client.trainers()

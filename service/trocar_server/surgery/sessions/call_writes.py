@@ -18,6 +18,7 @@ from trocar_server.surgery.sessions.hooks import Arguments, hook_calls
 from trocar_server.surgery.sessions.starting import laid_out
 from trocar_server.surgery.sessions.taps import Collector
 from trocar_server.surgery.structure import Picks, leaves, pick, put
+from trocar_server.tensors.bits import same_bits
 
 
 class CallWrites:
@@ -201,11 +202,7 @@ def _given(own: Any, value: Any, made: dict[int, _Given]) -> Any:
 def _are_same_bits(value: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal in every bit; assumed where there are none to compare, as on meta."""
     has_bits = value.layout is torch.strided and not value.is_meta
-    return not has_bits or torch.equal(_bits(value), _bits(other))
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return not has_bits or same_bits(value, other)
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

@@ -134,7 +134,9 @@ class LossFunction:
         is_of_tokens = self._of_texts and spec.name == "kl_div" and value.ndim == 3
         if spec.teacher is not None:
             other = _taught(spec, value, teachers[spec.teacher])
-            return _computed(spec, *(_rows(value, other, arguments) if is_of_tokens else (value, other)))
+            if is_of_tokens:
+                value, other = _rows(value, other, arguments)
+            return _computed(spec, value, other)
         if not LOSSES[spec.name].has_target:
             try:
                 return LOSSES[spec.name].compute(value, **spec.options)
@@ -147,7 +149,9 @@ class LossFunction:
             self._fits(layout)
         try:
             other = converted(spec, target, value)
-            return _computed(spec, *(_rows(value, other, arguments) if is_of_tokens else (value, other)))
+            if is_of_tokens:
+                value, other = _rows(value, other, arguments)
+            return _computed(spec, value, other)
         except (IndexError, ValueError, RuntimeError) as error:
             if "out of bounds" not in str(error):
                 raise

@@ -54,15 +54,23 @@ def answer_all(server: socket.socket) -> None:
         pass
 
 
+async def answered_call(
+    calls: AsyncCallSocket, server: socket.socket, timeout_s: float
+) -> asyncio.Task[bytes]:
+    """Begin a call whose answer waits on the socket, unread."""
+    slot = calls.take()
+    assert slot is not None
+    call = asyncio.create_task(calls.call(slot, REQUEST_ID, timeout_s))
+    await asyncio.sleep(0)
+    answer_all(server)
+    return call
+
+
 async def test_a_slot_whose_answer_came_with_the_deadline_is_free(memory: SlotMemory, ends: Any) -> None:
     ours, server = ends
     calls = AsyncCallSocket(Lease(), ours, memory)
     for _ in range(2 * SLOTS):
-        slot = calls.take()
-        assert slot is not None
-        call = asyncio.create_task(calls.call(slot, REQUEST_ID, 0.01))
-        await asyncio.sleep(0)
-        answer_all(server)
+        call = await answered_call(calls, server, 0.01)
         until = time.monotonic() + 0.02
         while time.monotonic() < until:  # the program computes: the loop sees both at once
             pass
@@ -78,11 +86,7 @@ async def test_a_slot_whose_answer_came_as_its_task_was_cancelled_is_free(
     ours, server = ends
     calls = AsyncCallSocket(Lease(), ours, memory)
     for _ in range(2 * SLOTS):
-        slot = calls.take()
-        assert slot is not None
-        call = asyncio.create_task(calls.call(slot, REQUEST_ID, 30.0))
-        await asyncio.sleep(0)
-        answer_all(server)
+        call = await answered_call(calls, server, 30.0)
         calls._deliver()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,6 +10,7 @@ from trocar_server.engine.compiled.backends.graphs import GraphApi, Values
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.surgery import Collector, operate
+from trocar_server.tensors.bits import same_bits
 
 MOST_GRAPHS = 8
 """The most batch sizes that one runner records: each keeps the memory of a full pass."""
@@ -152,12 +153,5 @@ class _Replay:
 
 def _same_bits(expected: Values, found: Values) -> bool:
     return expected.keys() == found.keys() and all(
-        value.shape == found[name].shape
-        and value.dtype == found[name].dtype
-        and torch.equal(_bytes(value), _bytes(found[name]))
-        for name, value in expected.items()
+        same_bits(value, found[name]) for name, value in expected.items()
     )
-
-
-def _bytes(value: torch.Tensor) -> torch.Tensor:
-    return value.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
