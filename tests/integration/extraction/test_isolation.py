@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.support.files.scale import count
 from tests.support.models.odd_models import FailsLate, Identity, KeepsState
 from tests.support.models.tiny_models import DataDependent, Plain, Structured
 from tests.support.oracles.oracle import Array, noise
-from tests.support.servers.footprint import hook_counts, live_tensor_count
+from tests.support.servers.footprint import hook_counts, live_tensor_count, tensor_count
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve, custom, rebuilt
 from tests.support.servers.waiting import wait_until
@@ -172,6 +173,32 @@ def test_values_of_a_failed_pass_are_gone_when_the_error_is_sent(serve: Serve) -
             assert len(FailsLate.alive) <= 1
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"data": noise(2, 2, 8, 8), "taps": "fc"},
+        {"data": noise(2, 3, 8, 8).astype(np.int32), "taps": ["conv", "fc"]},
+        {"data": noise(2, 3, 8, 8), "taps": trocar.tap("fc", stats=["mean"], over="channel", channel_dim=9)},
+    ],
+    ids=["shape", "dtype", "statistic"],
+)
+def test_inputs_of_a_refused_call_are_gone_when_the_error_is_sent(
+    busy_server: RunningServer, busy_client: trocar.Client, refused: dict[str, Any]
+) -> None:
+    """Without waiting for Python's garbage collector: no error holds the frames that it came through."""
+    busy_server.run(lambda: asyncio.sleep(0))
+    before = live_tensor_count()
+    gc.disable()
+    try:
+        for _ in range(5):
+            with pytest.raises(trocar.TrocarError):
+                busy_client.extract("plain", refused["data"], taps=refused["taps"])
+        busy_server.run(lambda: asyncio.sleep(0))
+        assert tensor_count() <= before + 1
+    finally:
+        gc.enable()
 
 
 def test_values_of_a_reply_are_gone_when_it_is_sent(

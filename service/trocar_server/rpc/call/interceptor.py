@@ -388,7 +388,8 @@ class _Call:
             self._end(grpc.StatusCode.CANCELLED)
             return ServiceError(ErrorReason.CANCELLED, "the call was cancelled")
         known = error if isinstance(error, ServiceError) else self._internal(error)
-        known.__traceback__ = None  # its frames keep the request alive until garbage collection
+        # Frames, its causes' among them, keep the request alive until garbage collection.
+        known.__traceback__ = known.__cause__ = known.__context__ = None
         self.record.principal = known.details.get("principal") or log_name(current_principal())
         self._end(STATUS_CODES[known.reason], known.reason)
         return known
