@@ -33,10 +33,12 @@ SEED = 7
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("folders")
-    made = {name: root / name for name in ("bert", "mini", "gpt2", "classifier")}
+    made = {name: root / name for name in ("bert", "mini", "gpt2", "classifier", "half")}
     save_text_classifier(made["bert"], BertModel)
     save_text_classifier(made["mini"], BertModel)
     save_text_classifier(made["classifier"], BertForSequenceClassification)
+    save_text_classifier(made["half"], BertModel)
+    BertModel.from_pretrained(made["half"], dtype=torch.bfloat16).save_pretrained(made["half"])
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=15, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     GPT2Model(config).save_pretrained(made["gpt2"])
@@ -156,6 +158,20 @@ def test_a_published_model_has_its_head_and_can_get_another(
     again = client.train(published, head=6)
     assert again.info().head_path == "head"
     assert client.extract(again.trainer_id, TEXTS, ["head"])["head"].shape == (3, 6)
+
+
+def test_a_published_model_keeps_the_dtype_that_only_its_bases_folder_names(
+    running: RunningServer, client: trocar.Client
+) -> None:
+    """bfloat16 of `config.json`, without `dtype` in the server's configuration."""
+    trainer = client.train("half", head=trocar.head(4, of="sentence"), trainable=["head"], seed=SEED)
+    trainer.step(TEXTS, LABELS)
+    taps = ["encoder.layer.1.output", "head"]
+    before = client.extract(trainer.trainer_id, TEXTS, taps)
+    published = trainer.publish("half-tuned", categories=list("abcd"))
+    after = client.extract(published, TEXTS, taps)
+    assert before.info["head"].dtype == after.info["head"].dtype == "bfloat16"
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_a_head_beside_an_adapter_is_trained_alone_with_it(client: trocar.Client) -> None:

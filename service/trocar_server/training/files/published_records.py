@@ -11,6 +11,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, ModelSpec, PreprocessingSpec
 from trocar_server.models.architectures import named_weights
+from trocar_server.models.from_source import TORCH_DTYPES
 from trocar_server.models.spec import Rebuilding
 from trocar_server.storage.sealed_record import Record
 from trocar_server.training.model.heads import HeadReplacement, ReplaceHead
@@ -93,7 +94,7 @@ def describe_base(base: HostedModel) -> BaseRecord:
         input_shape=base.input_shape,
         stages=dict(spec.stages),
         source=spec.source,
-        dtype=spec.dtype,
+        dtype=spec.dtype or _dtype_of_folder(base),
         inputs={name: dict(settings) for name, settings in spec.inputs.items()},
         has_named_inputs=base.known_signature is not None,
     )
@@ -132,6 +133,13 @@ def model_spec(model: PublishedModel, weights: Path, replace_head: ReplaceHead) 
         inputs=base.inputs,
         rebuilding=Rebuilding(base.built_as, model.sha256, HeadReplacement(replace_head, model.heads)),
     )
+
+
+def _dtype_of_folder(base: HostedModel) -> str:
+    """Name of the dtype of a folder's own weights; a build without weights would use float32."""
+    if not base.spec.source.startswith("hf:"):
+        return ""
+    return next((name for name, dtype in TORCH_DTYPES.items() if dtype == base.dtype), "")
 
 
 def _built_as(base: HostedModel) -> str:
