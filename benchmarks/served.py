@@ -15,6 +15,7 @@ from trocar._transport.channel import ConnectOptions
 
 _START_LIMIT_S, _STOP_LIMIT_S = 600, 30
 _TIMEOUT_S = 600.0
+_SETTLED_S, _SAME_BYTES = 3.0, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,17 @@ class Server:
     def memory_bytes(self, kind: str = "VmRSS") -> int:
         """Return its memory: `VmRSS` for now, `VmHWM` for the most so far."""
         return memory_bytes(self.process_id, kind)
+
+    def settled_memory_bytes(self) -> int:
+        """Return its memory once that stays the same: first calls import code on another thread."""
+        now = self.memory_bytes()
+        since = time.monotonic()
+        while time.monotonic() < since + _SETTLED_S:
+            time.sleep(0.1)
+            before, now = now, self.memory_bytes()
+            if abs(now - before) > _SAME_BYTES:
+                since = time.monotonic()
+        return now
 
 
 @contextmanager
