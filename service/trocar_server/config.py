@@ -478,8 +478,19 @@ def _read_toml(path: Path) -> dict[str, Any]:
     server = values.pop("server", {})
     if not isinstance(server, dict):
         raise _wrong(f"'{path.name}': `server` is not a table; write [server]")
-    folder = path.absolute().parent  # a cluster reads them in other folders
-    for table in (server, values.get("page")):
+    values = {**server, **values}
+    resolve_files(values, path.absolute().parent)  # a cluster reads them in other folders
+    return values
+
+
+def resolve_files(values: dict[str, Any], folder: Path) -> None:
+    """Resolve relative files of certificates, models and data sets against a folder, in place.
+
+    Args:
+        values: Settings by name, as of a configuration file. They need not be valid.
+        folder: That of the configuration file, or where the command runs.
+    """
+    for table in (values, values.get("page")):
         if isinstance(table, dict):
             _resolve_certificates(table, folder)
     models = values.get("models")
@@ -490,7 +501,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
     for dataset in datasets.values() if isinstance(datasets, dict) else ():
         if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
             dataset["path"] = str(folder / _at_home(Path(dataset["path"])))
-    return {**server, **values}
 
 
 def _resolve_certificates(table: dict[str, Any], folder: Path) -> None:

@@ -71,3 +71,28 @@ def test_ray_is_never_without_its_token() -> None:
             "name": "trocar-ray",
             "key": "token",
         }
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=["head", "workers"])
+def test_a_start_does_not_open_the_tokens_to_the_group(group: dict[str, Any]) -> None:
+    """By default the kubelet makes all files group-readable, and the server refuses such tokens."""
+    security = group["template"]["spec"]["securityContext"]
+    assert security["fsGroup"] == security["runAsGroup"]
+    assert security["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=["head", "workers"])
+def test_prometheus_reaches_the_metrics_of_every_gateway(config: ServerConfig, group: dict[str, Any]) -> None:
+    (container,) = group["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["trocar-metrics"] == config.metrics_port
+    assert "metrics" not in ports  # KubeRay takes a port of that name for Ray's own metrics
+    policy = next(entry for entry in documents(RAY / "cluster.yaml") if entry["kind"] == "NetworkPolicy")
+    (scrape,) = (
+        rule
+        for rule in policy["spec"]["ingress"]
+        if config.metrics_port in {port["port"] for port in rule.get("ports", ())}
+    )
+    assert scrape["from"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ]

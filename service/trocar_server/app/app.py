@@ -182,7 +182,17 @@ async def start(  # noqa: PLR0913, PLR0915 - everything that starts, in order
         cleanup.push_async_callback(asyncio.to_thread, telemetry.stop)
         own_id = await asyncio.to_thread(server_id, data_dir)
         lifecycle = Lifecycle(
-            own_id, config, data_dir, engine, datasets, trainers, fits, authorizer, log, reread
+            own_id,
+            config,
+            data_dir,
+            engine,
+            datasets,
+            trainers,
+            fits,
+            authorizer,
+            log,
+            reread,
+            telemetry.traces_off,
         )
         cleanup.callback(lifecycle.stop)
         rpc = await start_server(

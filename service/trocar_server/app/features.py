@@ -12,19 +12,20 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.rpc.listen.unix_socket import socket_path
 from trocar_server.rpc.services.operator import Feature
-from trocar_server.telemetry.tracing import why_off
 from trocar_server.training.trainers import Trainers
 
 
-def features(config: ServerConfig, engine: Engine, trainers: Trainers, own_id: ServerId) -> list[Feature]:
-    """Every feature; a disabled one names the setting that enables it."""
+def features(
+    config: ServerConfig, engine: Engine, trainers: Trainers, own_id: ServerId, traces_off: str
+) -> list[Feature]:
+    """Every feature; a disabled one names the setting that enables it. For `traces_off`, see `Telemetry`."""
     return [
         *_numerics(config, engine),
         *_device(config, engine),
         *_memory(config),
         *_state(trainers, own_id),
         *_models(engine),
-        *_access(config),
+        *_access(config, traces_off),
     ]
 
 
@@ -75,11 +76,11 @@ def _models(engine: Engine) -> Iterator[Feature]:
     yield Feature("models", "; ".join(f"{entry.spec.model_id}: {entry.error_message}" for entry in failed))
 
 
-def _access(config: ServerConfig) -> Iterator[Feature]:
+def _access(config: ServerConfig, traces_off: str) -> Iterator[Feature]:
     yield Feature("tls", "" if config.tls_cert else "tls_cert and tls_key are not set: plain text")
     yield Feature("tokens", "" if config.tokens else "tokens = false: calls need none")
     yield Feature("client_certificates", "" if config.tls_client_ca else "tls_client_ca is not set")
     yield Feature("page", "" if config.page.enabled else "page.enabled = false")
     yield Feature("metrics", "" if config.metrics_port is not None else "metrics_port is not set")
-    yield Feature("traces", why_off(config.otel_endpoint))
+    yield Feature("traces", traces_off)
     yield Feature("reflection", "" if config.reflection else "reflection = false")

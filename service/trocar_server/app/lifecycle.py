@@ -32,6 +32,7 @@ class Lifecycle:
         own_id: The id of its data directory.
         config: The active configuration.
         reread: Reads the configuration again; None without a configuration file, as in a local server.
+        traces_off: See `Telemetry`.
         rpc: Set when the server listens.
         drain_switch: Drain state, which decides whether calls are accepted.
     """
@@ -46,11 +47,14 @@ class Lifecycle:
     authorizer: ReplaceableAuthorizer
     log: Any
     reread: Callable[[], ServerConfig] | None = None
+    traces_off: str = ""
     rpc: RpcServer | None = None
     drain_switch: DrainSwitch = field(default_factory=DrainSwitch)
     _is_loaded: bool = False
     _checking: "asyncio.Task[None] | None" = None
-    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _draining: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Apart from drains: a reload may load models for minutes."""
 
     def begin(self, rpc: RpcServer) -> None:
         """Start supervision of a listening server: calls end when their caller loses authorization."""
@@ -69,7 +73,7 @@ class Lifecycle:
 
     def features(self) -> Sequence[Feature]:
         """The server's features, with the reason for each that is off."""
-        return features(self.config, self.engine, self.trainers, self.own_id)
+        return features(self.config, self.engine, self.trainers, self.own_id, self.traces_off)
 
     @property
     def is_draining(self) -> bool:
@@ -78,7 +82,7 @@ class Lifecycle:
 
     async def drain(self, is_wanted: bool | None) -> DrainState:
         """Start draining, accept work again, or do neither (None); returns the drain state."""
-        async with self._one_at_a_time:
+        async with self._draining:  # also to look: a drain counts fits before it has saved them
             if is_wanted is not None:
                 await shielded(self._drain(is_wanted))
             running = self.rpc.running.work_count if self.rpc else 0
@@ -117,7 +121,7 @@ class Lifecycle:
                 ErrorReason.INVALID_ARGUMENT,
                 "this server has no configuration file to reload; it was started from flags or Python",
             )
-        async with self._one_at_a_time:
+        async with self._reloading:
             try:
                 return await self._reload(self.reread)
             except ServiceError as error:

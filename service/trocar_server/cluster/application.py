@@ -16,7 +16,7 @@ from pathlib import Path
 from ray import serve
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.cluster.deploying import check, placements, prepare, with_absolute_folders
+from trocar_server.cluster.deploying import check, placements, prepare, with_absolute_paths
 from trocar_server.cluster.deployments import gateway_target, model_target
 from trocar_server.config import ServerConfig, read_config
 from trocar_server.errors import unknown
@@ -52,7 +52,7 @@ def gateway(args: dict[str, str]) -> serve.Application:
 
 def _prepared(args: dict[str, str]) -> ServerConfig:
     """Read the configuration; nodes that have what the models need may join later."""
-    config = with_absolute_folders(read_config(Path(args["config"])))
+    config = with_absolute_paths(read_config(Path(args["config"])))
     check(config)
     prepare(config)
     return config

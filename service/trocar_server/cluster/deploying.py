@@ -29,7 +29,7 @@ from trocar_server.cluster.deployments import (
     model_target,
 )
 from trocar_server.cluster.directory import open_directory, start_directory
-from trocar_server.config import ClusterConfig, PlacementConfig, ServerConfig
+from trocar_server.config import ClusterConfig, PlacementConfig, ServerConfig, resolve_files
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder
@@ -110,7 +110,7 @@ def deploy(config: ServerConfig, host: str = "") -> None:
         ServiceError: As `check`; `INVALID_ARGUMENT`, a model needs resources that no node has;
             `STORAGE_UNAVAILABLE`, the data directory cannot be written.
     """
-    config = with_absolute_folders(config)
+    config = with_absolute_paths(config)
     check(config)
     for model_id, placement in placements(config).items():
         _check_resources(model_id, placement)
@@ -127,15 +127,18 @@ def deploy(config: ServerConfig, host: str = "") -> None:
     _run([*targets, gateway_target(config)])
 
 
-def with_absolute_folders(config: ServerConfig) -> ServerConfig:
-    """Resolve relative folders, once: `scale` runs in another folder, and would give its replicas others."""
+def with_absolute_paths(config: ServerConfig) -> ServerConfig:
+    """Resolve relative paths, once: replicas run in other folders, and so does `scale`.
 
-    def absolute(part: ServerConfig | ClusterConfig, *names: str) -> dict[str, Any]:
-        given = {name: getattr(part, name) for name in names if name in part.model_fields_set}
-        return {name: path and path.expanduser().absolute() for name, path in given.items()}
-
-    cluster = config.cluster.model_copy(update=absolute(config.cluster, "trainers_dir"))
-    return config.model_copy(update={**absolute(config, "data_dir", "cache_dir"), "cluster": cluster})
+    Those of a configuration file are absolute already; the others are relative to where the command runs.
+    """
+    values = config.model_dump(mode="json", exclude_unset=True)
+    resolve_files(values, Path.cwd())
+    folders = ((values, "data_dir"), (values, "cache_dir"), (values.get("cluster", {}), "trainers_dir"))
+    for table, name in folders:
+        if table.get(name):
+            table[name] = str(Path(table[name]).expanduser().absolute())
+    return ServerConfig(**values)
 
 
 def prepare(config: ServerConfig, host: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
 from trocar_server.telemetry.call_observer import NOBODY, CallObserver, Observers
-from trocar_server.telemetry.tracing import CallTracer, open_tracer, wanted_endpoint
+from trocar_server.telemetry.tracing import CallTracer, open_tracer, wanted_endpoint, why_off
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -34,11 +34,13 @@ class Telemetry:
         observer: Notified of every call.
         metrics: The HTTP server of metrics, or None.
         tracer: Makes spans, or None.
+        traces_off: Why no traces are sent; empty where they are.
     """
 
     observer: Observers = NOBODY
     metrics: "MetricsServer | None" = None
     tracer: CallTracer | None = None
+    traces_off: str = ""
 
     @property
     def metrics_port(self) -> int | None:
@@ -60,7 +62,7 @@ def open_telemetry(config: ServerConfig, engine: "Engine", trainers: "Trainers",
         ServiceError: `INVALID_ARGUMENT`, the port is taken, or traces are wanted without `trocar[otel]`.
     """
     members: list[CallObserver] = []
-    tracer = _tracer(config, log)
+    tracer, traces_off = _tracer(config, log)
     if tracer is not None:
         members.append(tracer)
     try:
@@ -71,7 +73,7 @@ def open_telemetry(config: ServerConfig, engine: "Engine", trainers: "Trainers",
         raise
     if metrics is not None:
         log.info("metrics", address=f"{config.metrics_host}:{metrics.port}")
-    return Telemetry(Observers(tuple(members)) if members else NOBODY, metrics, tracer)
+    return Telemetry(Observers(tuple(members)) if members else NOBODY, metrics, tracer, traces_off)
 
 
 def _serve_metrics(
@@ -133,14 +135,15 @@ def _reader(state: "ServerState") -> "Callable[[], Snapshot]":
     return from_elsewhere
 
 
-def _tracer(config: ServerConfig, log: Any) -> CallTracer | None:
+def _tracer(config: ServerConfig, log: Any) -> tuple[CallTracer | None, str]:
+    """Return the tracer, or why no traces are sent."""
     endpoint = wanted_endpoint(config.otel_endpoint)
     if endpoint is None:
-        return None
+        return None, why_off(config.otel_endpoint)
     try:
-        return open_tracer(endpoint)
+        return open_tracer(endpoint), ""
     except ServiceError as error:
         if config.otel_endpoint is not None:
             raise
         log.warning("no traces", why=error.message)  # the environment is not always ours alone
-        return None
+        return None, error.message

@@ -3,8 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,7 +22,10 @@ from tests.support.models.odd_models import Identity
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
 from tests.support.wire.wire import extract_call, raw_channel
+from trocar._cli import main
+from trocar._cli.commands.server import operating_commands
 from trocar_api.reasons import ErrorReason
+from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.drain import is_work
 from trocar_server.rpc.call.method_scopes import METHOD_SCOPES
@@ -94,6 +99,37 @@ def test_a_call_that_runs_ends_as_if_nothing_had_happened(client: trocar.Client,
     thread.join(WAIT_S)
     assert np.array_equal(found[0]["last/in"], ROW)
     assert client.drain().running_call_count == 0
+
+
+def test_a_wait_for_a_drain_does_not_repeat_a_drain_that_another_operator_undid(
+    running: RunningServer,
+    client: trocar.Client,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gate.hold()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            client.drain(undo=True)
+        assert len(pauses) <= 2
+
+    monkeypatch.setattr(operating_commands, "time", SimpleNamespace(sleep=pause))
+    with ThreadPoolExecutor(1) as pool:
+        extraction = pool.submit(client.extract, "gated", ROW, "last/in")
+        assert gate.entered.wait(WAIT_S)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main(["drain", "--wait", "--server", running.address])
+        finally:
+            gate.release()
+        assert np.array_equal(extraction.result(WAIT_S)["last/in"], ROW)
+    assert (ended.value.code, len(pauses)) == (1, 2)
+    assert "the drain was undone" in capsys.readouterr().err
+    assert not client.server_info().is_draining
 
 
 def test_a_fit_waits_and_goes_on(client: trocar.Client) -> None:
@@ -193,6 +229,32 @@ def test_a_drain_whose_caller_has_left_saves_the_fits(
     running.run(leave)
     assert trainer.checkpoints()[-1].update_count == trainer.info().update_count > 0
     assert client.drain().waiting_fit_count == 1
+
+
+def test_a_drain_does_not_wait_for_a_reload(running: RunningServer, client: trocar.Client) -> None:
+    """A reload may load models for minutes, and the drained server is to be stopped."""
+    began, may_end = threading.Event(), threading.Event()
+    lifecycle = running.app.lifecycle
+    config = lifecycle.config
+
+    def reread() -> ServerConfig:
+        began.set()
+        assert may_end.wait(WAIT_S)
+        return config
+
+    lifecycle.reread = reread
+    with ThreadPoolExecutor(1) as pool:
+        reload = pool.submit(client.reload_config)
+        assert began.wait(WAIT_S)
+        try:
+            assert client.drain().is_draining
+            assert running.run(lambda: lifecycle.drain(None)).is_draining
+            assert health(running) == NOT_SERVING
+            assert not client.drain(undo=True).is_draining
+            assert not reload.done()
+        finally:
+            may_end.set()
+        assert reload.result(WAIT_S) == []
 
 
 def test_a_repeated_drain_saves_what_could_not_be_saved(

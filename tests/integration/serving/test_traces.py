@@ -1,5 +1,6 @@
 """Traces from the client through the server to a collector; spans are read with OpenTelemetry's own code."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -154,3 +155,15 @@ def test_the_server_says_whether_traces_are_sent(
         (found,) = [feature for feature in client.server_info().features if feature.name == "traces"]
     assert found.is_on is bool(collected.spans()) is not is_disabled
     assert ("OTEL_SDK_DISABLED" in found.reason) is is_disabled
+
+
+def test_traces_that_only_the_environment_wants_are_off_without_an_exporter(
+    collected: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collected.endpoint)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with traced(None) as client:
+        (found,) = [feature for feature in client.server_info().features if feature.name == "traces"]
+    assert collected.spans() == []
+    assert not found.is_on
+    assert "pip install 'trocar[otel]'" in found.reason

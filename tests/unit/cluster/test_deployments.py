@@ -149,6 +149,86 @@ def test_a_deployment_means_the_same_folders_and_files_from_everywhere(
     assert version_of(found) == version_of(applied[0])
 
 
+def test_relative_files_of_the_command_line_are_those_beside_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas run in folders of Ray, where the same relative path is no file or another one."""
+    from trocar_server.cluster.deploying import with_absolute_paths
+    from trocar_server.cluster.deployments import child_config, gateway_config
+
+    monkeypatch.chdir(tmp_path)
+    models = {
+        "files": {"weights": "m.safetensors", "categories": "names.txt", "processor": "bert"},
+        "folder": {"source": "hf:./bert"},
+        "names": {
+            "weights": "random:0",
+            "categories": "torchvision:resnet50",
+            "source": "hf:org/name@c0ffee",
+        },
+    }
+    config = with_absolute_paths(
+        read_config(
+            tls_cert=Path("c.pem"),
+            tls_key="k.pem",
+            tls_client_ca="ca.pem",
+            page={"tls_cert": "page.pem"},
+            models=models,
+            datasets={"photos": {"path": "photos"}},
+            cache_dir="cache",
+        )
+    )
+    files, folder, names = (child_config(config, name, PlacementConfig()) for name in models)
+    for name, file in (("tls_cert", "c.pem"), ("tls_key", "k.pem"), ("tls_client_ca", "ca.pem")):
+        assert files[name] == gateway_config(config)[name] == str(tmp_path / file)
+    assert config.page.tls_cert == tmp_path / "page.pem"
+    assert files["cache_dir"] == str(tmp_path / "cache")
+    assert files["datasets"]["photos"]["path"] == str(tmp_path / "photos")
+    assert files["models"]["files"] == {
+        "weights": str(tmp_path / "m.safetensors"),
+        "categories": str(tmp_path / "names.txt"),
+        "processor": str(tmp_path / "bert"),
+    }
+    assert folder["models"]["folder"] == {"source": f"hf:{tmp_path / 'bert'}"}
+    assert names["models"]["names"] == models["names"]
+
+
+def test_a_deployment_keeps_what_was_set_and_what_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left open, a replica reads from the environment of its node."""
+    from trocar_server.cluster.deploying import with_absolute_paths
+
+    monkeypatch.setenv("TROCAR_TLS_CERT", "c.pem")
+    monkeypatch.setenv("TROCAR_MODELS__m__WEIGHTS", "m.safetensors")
+    monkeypatch.chdir(tmp_path)
+    config = read_config(grace_s=3.0, health_port=None, cluster={"drain_s": 7.0})
+    found = with_absolute_paths(config)
+    assert found.model_fields_set == config.model_fields_set
+    assert found.cluster.model_fields_set == {"drain_s"}
+    assert found.models["m"].model_fields_set == {"weights"}
+    assert (found.tls_cert, found.models["m"].weights) == (
+        tmp_path / "c.pem",
+        str(tmp_path / "m.safetensors"),
+    )
+
+
+@pytest.mark.parametrize("cache_dir", [None, "weights"])
+@pytest.mark.parametrize("data_dir", [None, "state"])
+def test_a_replica_finds_the_weights_that_were_downloaded_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_dir: str | None, cache_dir: str | None
+) -> None:
+    """A replica is told the data directory, and downloads go there only where its operator chose one."""
+    from trocar_server.cluster.deployments import child_config
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given = {"data_dir": data_dir, "cache_dir": cache_dir}
+    folders: dict[str, Any] = {name: tmp_path / value for name, value in given.items() if value}
+    config = ServerConfig(models={"m": ModelConfig(architecture="resnet18")}, **folders)
+    expected = tmp_path / (cache_dir or data_dir or "cache/trocar")
+    found = ServerConfig(**child_config(config, "m", PlacementConfig()))
+    assert found.weights_dir == config.weights_dir == expected
+
+
 def arguments_of(target: Any) -> tuple[Any, ...]:
     found: tuple[Any, ...] = target.target._bound_deployment.init_args
     return found
