@@ -97,6 +97,7 @@ class AsyncConnection:
         self.options = options
         self._local = local
         self._is_closed = False
+        self._longest_s = options.timeout_s
         if local is not None:
             stop_with(self, local)
         self.sent_digests = SentDigests()
@@ -131,15 +132,19 @@ class AsyncConnection:
         self.sharing = AsyncSharing(opened if self.options.shares_memory else None)
         self._prepare = PreparedCallServiceStub(self._channel).PrepareCalls
 
-    def reopen(self) -> None:
-        """Go on with another channel after an interrupted call, see Note: [Interrupted call]."""
+    def reopen(self, longest_s: float = 0.0) -> None:
+        """Go on with another channel after an interrupted call, see Note: [Interrupted call].
+
+        Args:
+            longest_s: The longest timeout of a call that may run on it for another connection, in seconds.
+        """
         if not self._is_closed:
-            channel, sharing = self._channel, self.sharing
+            channel, sharing, longest_s = self._channel, self.sharing, max(longest_s, self._longest_s)
             self._open_channel()
             sharing.reset()
-            retire(channel, self.options.timeout_s)
+            retire(channel, longest_s)
             if self.replicas is not None:
-                self.replicas.reopen()
+                self.replicas.reopen(longest_s)
 
     @property
     def transport(self) -> Literal["shared_memory", "chunks"]:
@@ -436,4 +441,7 @@ class AsyncConnection:
 
     def timeout(self, timeout_s: float | None) -> float:
         """Return the timeout of a call, in seconds; that of the connection when None."""
-        return self.options.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        if timeout_s is None:
+            return self.options.timeout_s
+        self._longest_s = max(self._longest_s, check_timeout(timeout_s))
+        return timeout_s

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trocar._async.members import merged
 from trocar._base.tables import Listing
 from trocar._request.stored_edits import EDITS_COLUMNS, check_edits_name, store_request, stored_edits
+from trocar.errors import UnknownEditsError
 from trocar_api.v1 import edit_store_pb2
 
 if TYPE_CHECKING:
@@ -69,19 +70,25 @@ class AsyncEditStore:
         return Listing(found, EDITS_COLUMNS)
 
     async def delete_edits(self, model_id: str, name: str) -> None:
-        """Delete stored edits; running calls that use them are not affected.
+        """Delete stored edits, on each of several servers; running calls that use them are not affected.
 
         Args:
             model_id: The model of the edits.
             name: Their name.
 
         Raises:
-            UnknownEditsError: You have stored no edits of this name for the model.
+            UnknownEditsError: You have stored no edits of this name for the model, on no server that answers.
             ValueError: `name` cannot be a name.
         """
         request = edit_store_pb2.DeleteEditsRequest(model_id=model_id, name=check_edits_name(name))
 
-        async def ask(one: AsyncConnection) -> object:
-            return await one.call(one.edit_service.DeleteEdits, request)
+        async def ask(one: AsyncConnection) -> UnknownEditsError | None:
+            try:
+                await one.call(one.edit_service.DeleteEdits, request)
+            except UnknownEditsError as error:  # another server may have them
+                return error
+            return None
 
-        await self._connection.everywhere(ask)
+        unknown = await self._connection.everywhere(ask)
+        if unknown[0] is not None and None not in unknown:
+            raise unknown[0]

@@ -369,10 +369,11 @@ class AsyncExtraction:
             priority: As in `extract`.
             running_statistics: Whether to compute statistics over "all" and over "channel" for the whole
                 stream instead of each batch; they are in `stream.statistics` after the last result.
-            checkpoint: The `result.checkpoint` of an earlier stream with the same model, taps, edits and
-                objective: its statistics resume there. Send the batches after that result.
+            checkpoint: The `result.checkpoint` of an earlier stream with the same model and weights, taps,
+                edits and objective: its statistics resume there. Send the batches after that result.
             checkpoint_interval: With running statistics: the number of batches between two checkpoints, 1 to
-                1024. The client keeps this many batches, to send them again after a broken connection.
+                1024. The client keeps copies of this many batches, to send them again after a broken
+                connection.
             first_batch: The index of the first batch, for a stream that continues an earlier one.
             window: Maximum number of batches that are sent and not yet answered, at least 1; this bounds the
                 memory.

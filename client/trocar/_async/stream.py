@@ -9,6 +9,7 @@ import grpc
 
 from trocar._base.concurrency import AsyncCondition, AsyncItems, AsyncLock, async_pause
 from trocar._transport.channel import AsyncInterrupts
+from trocar._wire.requests import ExtractCall
 from trocar._wire.stream_messages import StreamAssembler, batch_call, start_call, unsendable
 from trocar.errors import BadReplyError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from trocar._request.inputs import Inputs
     from trocar._result.feature_maps import FeatureMapInfo
     from trocar._result.statistics import Statistics
-    from trocar._wire.requests import ExtractCall
     from trocar._wire.stream_messages import BatchResult, StreamOptions
 
 
@@ -146,8 +146,11 @@ class _AsyncSender:
     async def answer(self, result: BatchResult) -> BatchResult | None:
         """Record an answer, which makes room for another batch; None for a duplicate."""
         is_new = result.index == self._answered
+        is_covered = result.checkpoint is not None or not self._options.has_running_statistics
+        if is_new and not is_covered:
+            self._copy_kept(result.index)
         async with self._changed:
-            if result.checkpoint is not None or not self._options.has_running_statistics:
+            if is_covered:
                 self._checkpoint = result.checkpoint
                 while self.first_kept <= result.index:
                     self._kept.popleft()
@@ -155,6 +158,12 @@ class _AsyncSender:
             self._answered += is_new
             self._changed.notify_all()
         return unsendable(result, self._unsendable.pop(result.index, None)) if is_new else None
+
+    def _copy_kept(self, index: int) -> None:
+        """Copy a batch that may be sent again after its result, when the caller may refill its arrays."""
+        position = index - self.first_kept
+        call = self._kept[position]
+        self._kept[position] = ExtractCall(call.head, [memoryview(bytes(part)) for part in call.payloads])
 
     async def requests(self, connection: int) -> AsyncIterator[bytes]:
         """Yield the messages of one connection: buffered batches first, then new ones."""

@@ -3,9 +3,11 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -271,7 +273,10 @@ class FeatureMaps(Mapping[str, Array]):
         texts and sound (`trocar.processed`).
 
         Args:
-            path: The file; an existing one is replaced once the new one is complete.
+            path: The file; an existing one is replaced once the new one is complete, which gets its mode.
+
+        Raises:
+            OSError: The file cannot be written; an existing one is as it was.
         """
         info = {name: asdict(entry) for name, entry in self.info.items()}
         metadata = {
@@ -285,16 +290,8 @@ class FeatureMaps(Mapping[str, Array]):
             metadata["trocar.objective"] = json.dumps(self.objective)
         if self.processed:
             metadata["trocar.processed"] = json.dumps([asdict(entry) for entry in self.processed])
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.part")
-        try:
-            partial.touch()
-            mode = partial.stat().st_mode
+        with _replacement(Path(path)) as partial:
             save_file(self._arrays, partial, metadata=metadata)
-            partial.chmod(mode)  # safetensors makes a file for its owner only; this one follows the umask
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
 
     def plot(
         self, name: str | None = None, *, channels: int = 16, path: str | os.PathLike[str] | None = None
@@ -353,3 +350,20 @@ class FeatureMaps(Mapping[str, Array]):
             array = self._arrays.get(name)
             size = "statistics only" if array is None else f"{array.nbytes:,}"
             yield name, str(entry.shape), entry.dtype, size
+
+
+@contextmanager
+def _replacement(target: Path) -> Iterator[Path]:
+    """Give a file its name, and the mode of the one that it replaces, when the context has written it."""
+    partial = target.with_name(f".{target.name}.{uuid4().hex}.part")  # of its own, for each thread that saves
+    try:
+        partial.touch()
+    except OSError as error:  # which names the file that nobody asked for
+        raise type(error)(error.errno, error.strerror, str(target)) from None
+    try:
+        mode = (target if target.exists() else partial).stat().st_mode
+        yield partial
+        partial.chmod(mode)  # safetensors makes a file for its owner only; a new one follows the umask
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -148,10 +148,14 @@ class Replicas:
         pair = random.sample(found, min(2, len(found)))
         return Route(min(pair, key=Direct.cost), listing) if pair else None
 
-    def reopen(self) -> None:
-        """Go on with another channel to each replica after an interrupted call."""
+    def reopen(self, longest_s: float) -> None:
+        """Go on with another channel to each replica after an interrupted call.
+
+        Args:
+            longest_s: The longest timeout of a call that may run on the old ones, in seconds.
+        """
         for direct in list(self._known.values()):
-            direct.connection.reopen()
+            direct.connection.reopen(longest_s)
 
     def close(self) -> None:
         """Close every connection."""

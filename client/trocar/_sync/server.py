@@ -123,7 +123,14 @@ class Server:
             ScopeMissingError: Your token does not have the scope admin.
         """
         self._connection.check_one("drain")
-        action = server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START
+        return self._drain(server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START)
+
+    def drain_state(self) -> DrainState:
+        """Return the progress of a drain without starting one; not part of the client."""
+        self._connection.check_one("drain")
+        return self._drain(server_pb2.DRAIN_ACTION_UNSPECIFIED)
+
+    def _drain(self, action: server_pb2.DrainAction.ValueType) -> DrainState:
         reply = self._connection.call(
             self._connection.server_service.Drain, server_pb2.DrainRequest(action=action)
         )
@@ -184,10 +191,11 @@ class Server:
 
         Raises:
             MissingExtraError: The extra `page` is not installed.
-            ValueError: The host stands for every address, as "0.0.0.0" does; or others could open the page
-                without TLS; or the certificate or the key cannot be used.
+            ValueError: The client is of several servers; the host stands for every address, as "0.0.0.0"
+                does; others could open the page without TLS; or the certificate or the key cannot be used.
             OSError: The port cannot be opened.
         """
+        self._connection.check_one("page")  # on which one may drain a server, or train there
         from trocar._page.page import Page
         from trocar._page.serving import PageAddress
 

@@ -289,16 +289,18 @@ class AsyncCallSocket(_Slots):
             NoRoomError: The reply is larger than the slot.
             PreparedCallError: The call has failed.
         """
+        if self._is_closed:  # while the payloads were written: nobody would end the wait
+            raise NotPreparedError
         answered = self._waiting[slot] = self._loop.create_future()
         try:
             self._send(slot, request_id, timeout_s)
             async with asyncio.timeout(timeout_s):
                 return self._read(await answered)
         except TimeoutError:
-            self._leave(slot, answered)
+            self._leave(slot)
             raise _late() from None
         except asyncio.CancelledError:
-            self._leave(slot, answered)
+            self._leave(slot)
             raise
         finally:
             self._waiting.pop(slot, None)
@@ -307,12 +309,12 @@ class AsyncCallSocket(_Slots):
         """End the connection; calls that wait end with it."""
         self._break()
 
-    def _leave(self, slot: int, answered: asyncio.Future[Answer]) -> None:
-        """Give a call up, unless it was answered at the same moment."""
-        if answered.done() and not answered.cancelled() and answered.exception() is None:
-            self.give_back(slot)
-        else:
+    def _leave(self, slot: int) -> None:
+        """Give a call up, unless its answer came at the same moment: before or after it was cancelled."""
+        if slot in self._waiting:
             self._give_up(slot)
+        else:
+            self.give_back(slot)
 
     def _deliver(self) -> None:
         while (answer := self._received()) is not None:

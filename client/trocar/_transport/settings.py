@@ -39,8 +39,17 @@ def connect_settings(
     token: str | None = None,
     tls: TlsOptions | bool | None = None,
     profile: str | None = None,
+    *,
+    is_login: bool = False,
 ) -> ConnectSettings:
     """Return the settings of a connection; None stands for what the caller leaves out.
+
+    Args:
+        target: As in `connect`.
+        token: As in `connect`.
+        tls: As in `connect`.
+        profile: As in `connect`.
+        is_login: Whether a named profile may be missing: a login is about to create it.
 
     Raises:
         ValueError: The address, a profile or the file of profiles is not valid, or there is no such profile.
@@ -51,7 +60,7 @@ def connect_settings(
     asked = target if target is not None else os.environ.get(SERVER) or None
     origin = "given" if target is not None else SERVER if asked else "the default"
     name = profile or os.environ.get(PROFILE)
-    chosen, chosen_name = _profile(name, is_needed=asked is None)
+    chosen, chosen_name = _profile(name, is_needed=asked is None, may_be_missing=is_login)
     if asked is None and chosen is not None and chosen.server:
         asked, origin = chosen.server, f"profile {chosen_name}"
     address, wants_tls = with_default_port(asked if asked is not None else DEFAULT_TARGET)
@@ -68,10 +77,11 @@ def connect_settings(
     return ConnectSettings(address, own_token, found_tls if found_tls is not None else wants_tls, origin)
 
 
-def _profile(name: str | None, *, is_needed: bool) -> tuple[Profile | None, str]:
+def _profile(name: str | None, *, is_needed: bool, may_be_missing: bool) -> tuple[Profile | None, str]:
     """Return the profile that is named, or else the current one, and its name."""
     if name:
-        return read_profiles().get(name), name
+        profiles = read_profiles()
+        return (profiles.named.get(name) if may_be_missing else profiles.get(name)), name
     try:
         profiles = read_profiles()
     except (ValueError, OSError):

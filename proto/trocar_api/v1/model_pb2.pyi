@@ -92,7 +92,9 @@ class Model(_message.Message):
     device: _builtins.str
     """The torch device, for example `cpu` or `cuda:0`. Empty while not loaded."""
     dtype: _tensor_pb2.Dtype.ValueType
-    """The dtype of the first floating-point parameter. Unspecified while not loaded."""
+    """The dtype of the first floating-point parameter; of most of them for a model of Hugging Face. Unspecified while not
+    loaded.
+    """
     error_message: _builtins.str
     """Why the last attempt to load failed. Empty otherwise."""
     @_builtins.property

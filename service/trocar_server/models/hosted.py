@@ -47,7 +47,7 @@ class HostedModel:
     device: torch.device
     """Device of the parameters."""
     dtype: torch.dtype | None
-    """The dtype of the first floating-point parameter; None without one."""
+    """The dtype of the first floating-point parameter, or of most of them for `hf:`; None without one."""
     known_signature: InputSignature | None = None
     """Named inputs, from the model's library or the operator; None where only an example is known."""
     stages: Mapping[str, str] = field(default_factory=dict)

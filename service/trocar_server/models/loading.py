@@ -4,6 +4,7 @@ hosted = load_model(parse_model_argument("resnet18=random:0"), torch.device("cpu
 hosted.module(*hosted.example_inputs())
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -96,7 +97,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
     signature = _signature(spec, facts.signature)
     crop = preprocessing.describe().crop if preprocessing else _crop_of(reference)
     shape = spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop)
-    floating = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+    floating = _floating_dtype(spec, module)
     return HostedModel(
         spec=spec,
         module=module,
@@ -108,12 +109,25 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
         parameter_count=sum(parameter.numel() for parameter in module.parameters()),
         byte_count=count_bytes(chain(module.parameters(), module.buffers())),
         device=next((tensor.device for tensor in chain(module.parameters(), module.buffers())), device),
-        dtype=floating and TORCH_DTYPES.get(spec.dtype, floating),  # the first may be kept in float32
+        dtype=floating and TORCH_DTYPES.get(spec.dtype, floating),  # some are kept in float32
         known_signature=signature,
         stages=facts.stages,
         processor_folder=spec.processor_folder or facts.processor_folder,
         why_no_images="" if preprocessing else facts.why_no_images,
     )
+
+
+def _floating_dtype(spec: ModelSpec, module: nn.Module) -> torch.dtype | None:
+    """Dtype of the floating-point parameters: of the first one, or of most elements where `hf:` built it.
+
+    transformers keeps some in float32 whatever the folder's dtype is: BLIP-2's first parameter is one.
+    """
+    counts: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            counts[parameter.dtype] += parameter.numel()
+    dtypes = counts.most_common() if spec.source.startswith("hf:") else counts.items()
+    return next((dtype for dtype, _ in dtypes), None)
 
 
 def _signature(spec: ModelSpec, known: InputSignature | None) -> InputSignature | None:

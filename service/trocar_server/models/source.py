@@ -81,7 +81,7 @@ def parse_source(text: str) -> Source:
         )
     if library != "hf":
         return Source(library, rest)
-    rest, _, task = rest.partition("#")
+    rest, task = _without_task(rest)
     if rest.startswith((".", "/", "~")) or PurePosixPath(rest).is_absolute():
         return Source(library, rest, task=task)
     name, _, revision = rest.partition("@")
@@ -113,6 +113,12 @@ def require_packages(source: Source) -> None:
 def invalid(message: str) -> ServiceError:
     """Error for a source that cannot be hosted."""
     return ServiceError(ErrorReason.MODEL_INVALID, message)
+
+
+def _without_task(text: str) -> tuple[str, str]:
+    """Split `NAME#TASK`; a folder above that of the model may have a '#' in its name."""
+    name, _, task = text.rpartition("#")
+    return (name, task) if name and "/" not in task else (text, "")
 
 
 def _base_name(name: str) -> str:

@@ -238,6 +238,8 @@ def named_model(model_id: str, name: str, **settings: Any) -> ModelSpec:
     source = parse_source(name)
     if source.library == "torchvision":
         return ModelSpec(model_id, source.name, **settings)
+    if source.folder is not None:  # as of now: it is written to records of published models
+        name = f"hf:{source.folder}" + (f"#{source.task}" if source.task else "")
     return ModelSpec(model_id, source.public_name, source=name, **settings)
 
 
@@ -246,21 +248,21 @@ def parse_model_argument(text: str) -> ModelSpec:
 
     `vit_b_16=random:0` is a torchvision model, whose name becomes the id; `mini=hf:./folder` is a source with
     an id. A path is allowed as weights and in a source, because the operator types it; clients never name
-    files.
+    files. Relative ones are made absolute: the process may change its working directory.
 
     Raises:
         ServiceError: `MODEL_INVALID` or `UNKNOWN_WEIGHTS`, as `named_model` does.
     """
     if is_source(text):
         name, weights = _without_weights(text)
-        return named_model(parse_source(name).model_id, name, weights=weights)
+        return named_model(parse_source(name).model_id, name, weights=_absolute(weights))
     name, separator, weights = text.partition("=")
     if separator and not weights:
         raise _invalid(f"'{name}=' has no weights; write {name}, {name}=random:0 or {name}=FILE.safetensors")
     if is_source(weights):
         source, weights = _without_weights(weights)
-        return named_model(name, source, weights=weights)
-    spec = ModelSpec(model_id=name, architecture=name, weights=weights or DEFAULT_WEIGHTS)
+        return named_model(name, source, weights=_absolute(weights))
+    spec = ModelSpec(model_id=name, architecture=name, weights=_absolute(weights or DEFAULT_WEIGHTS))
     if ":" in weights and spec.weights_kind is WeightsKind.NAMED and "random" not in weights:
         parse_source(weights)  # no weights have such a name: a source, mistyped
     return spec
@@ -291,6 +293,11 @@ def _without_weights(text: str) -> tuple[str, str]:
     source, separator, weights = text.rpartition("=")
     is_weights = weights.startswith("random") or weights.endswith(_FILE_SUFFIX)
     return (source, weights) if separator and is_weights else (text, DEFAULT_WEIGHTS)
+
+
+def _absolute(weights: str) -> str:
+    is_file = weights.endswith(_FILE_SUFFIX)
+    return str(Path(weights).expanduser().absolute()) if is_file else weights
 
 
 def _invalid(message: str) -> ServiceError:

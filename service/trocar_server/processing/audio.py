@@ -46,7 +46,7 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
         sounds.append(sound)
     _check_chance(extractor, len(sounds))
     try:
-        made = extractor(sounds, sampling_rate=rate, return_tensors="np", **_padding(extractor))
+        made = extractor(sounds, sampling_rate=rate, return_tensors="np", **_padding(extractor, sounds))
     except Exception as error:
         raise ServiceError(
             ErrorReason.INPUT_REJECTED, f"the model's feature extractor cannot take it: {first_line(error)}"
@@ -78,9 +78,20 @@ def _extractor(folder: str, _version: str) -> Any:
     return found
 
 
-def _padding(extractor: Any) -> dict[str, Any]:
+def _padding(extractor: Any, sounds: Sequence[Samples]) -> dict[str, Any]:
     """Return options that make one batch of clips of different lengths; Whisper's has a fixed window."""
-    return {} if hasattr(extractor, "chunk_length") else {"padding": True}
+    if not hasattr(extractor, "chunk_length"):
+        return {"padding": True}
+    if _takes_longer(extractor):
+        return {"max_length": max(extractor.n_samples, *map(len, sounds))}
+    return {}
+
+
+def _takes_longer(extractor: Any) -> bool:
+    """Whether an extractor pads to its window, as Whisper's does, and cuts nothing: Qwen3-ASR's."""
+    options = inspect.signature(extractor.__call__).parameters
+    is_whole = "truncation" in options and options["truncation"].default is False
+    return is_whole and bool(getattr(extractor, "n_samples", None))
 
 
 def _check_window(extractor: Any, index: int, sound: Samples, rate: int) -> None:
@@ -93,7 +104,12 @@ def _check_window(extractor: Any, index: int, sound: Samples, rate: int) -> None
 
 
 def _most_samples(extractor: Any, rate: int) -> float | None:
-    """Return the most samples that an extractor does not cut; None for any (transformers 5.23)."""
+    """Return the most samples that an extractor does not cut; None for any (transformers 5.23).
+
+    Moss's and dots3-note's make several rows of a longer clip, where a batch needs one for each clip.
+    """
+    if _takes_longer(extractor):
+        return None
     found = [getattr(extractor, name, None) for name in _WINDOWS]
     found.append(rate * getattr(extractor, "default_audio_length", 0))  # CLVP
     options = inspect.signature(extractor.__call__).parameters

@@ -10,7 +10,12 @@ Usable alone on any `nn.Module`, with no server:
 """
 
 from trocar_server.surgery.guard import PassAborted, PassGuard
-from trocar_server.surgery.kept_tensors import clear_caches, graphs_end_here
+from trocar_server.surgery.kept_tensors import (
+    clear_caches,
+    graphs_end_here,
+    is_of_inference_mode,
+    needs_autograd,
+)
 from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
 from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolution.resolve import resolve
@@ -73,7 +78,9 @@ __all__ = [
     "differentiable",
     "graphs_end_here",
     "independent",
+    "is_of_inference_mode",
     "laid_out",
+    "needs_autograd",
     "no_gradient_of",
     "operate",
     "parse_selector",

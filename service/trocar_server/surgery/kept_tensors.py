@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
 from trocar_server.surgery.structure import tuple_like
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -49,6 +51,27 @@ def clear_caches(model: nn.Module) -> None:
 
 
 _CACHE: type[Any] = type(lru_cache(lambda: None))
+
+
+# Note: [Inference mode]
+# It saves some time, and two kinds of models do not run in it (torch 2.14): those that derive in their own
+# forward, as forces from an energy are, and those that keep tensors where `graphs_end_here` does not reach,
+# in a function's cache for example, and are then asked for gradients. They are known by torch's messages.
+def needs_autograd(problem: ServiceError) -> bool:
+    """Whether a pass failed because its model, or an earlier pass of it, ran in inference mode."""
+    return problem.reason is ErrorReason.INPUT_REJECTED and is_of_inference_mode(problem.message)
+
+
+def is_of_inference_mode(message: str) -> bool:
+    """Whether the message of an error is one of torch's about tensors made in inference mode."""
+    return any(words in message for words in _OF_INFERENCE_MODE)
+
+
+_OF_INFERENCE_MODE = (
+    "Inference tensors cannot be saved for backward",
+    "inference tensor outside InferenceMode",
+    "does not require grad",
+)
 
 
 def _drop_graphs(model: nn.Module) -> None:

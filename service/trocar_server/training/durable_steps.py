@@ -7,17 +7,28 @@
 An entry is durable before its call runs: whoever reads the journal runs the call again, gets the same
 result, and gives it to the caller that repeats its number. So a call is applied exactly once, whether its
 server died before, during or after it.
+
+# Note: [Calls that end their server]
+A call may have ended its server: the kernel's out-of-memory killer came, or native code crashed. Each server
+that repeats it would end, too, one after another. Only the last entry can be such a call: every other one has
+a successor, which was written after it was done. So an attempt to repeat the last one is counted before it
+begins, and forgotten when the server outlives it. After `MOST_ATTEMPTS` that none outlived the call is given
+up; its caller got no answer, and may send it again under the same number. One attempt is too few to tell: a
+server may also end by chance in this moment, and the last entry may be an acknowledged call.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import structlog
 
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.run.forward_pass import is_out_of_memory
 from trocar_server.errors import ServiceError
 from trocar_server.tasks import shielded
 from trocar_server.training.files.step_journal import JournalEntry
@@ -38,8 +49,20 @@ _CHECKPOINT_SHARE = 0.1
 """The most of a trainer's time that checkpoints take below that."""
 JOURNAL_BYTES = 1 << 30
 """Bytes of a journal after which a checkpoint ends it."""
+MOST_ATTEMPTS = 2
+"""Servers that may end while they repeat the last call; see Note: [Calls that end their server]."""
 _READ_ENTRIES, _READ_BYTES = 32, 1 << 20
 """Entries are read until they are so many, or have so many bytes."""
+_LASTING_REASONS = (
+    ErrorReason.NON_FINITE_STEP,
+    ErrorReason.TARGET_REJECTED,
+    ErrorReason.INPUT_REJECTED,
+    ErrorReason.TRAINER_INVALID,
+    ErrorReason.MODULE_NOT_CALLED,
+    ErrorReason.NOT_DIFFERENTIABLE,
+    ErrorReason.STEP_OUT_OF_ORDER,
+)
+"""Of calls that fail whenever they are repeated, with this batch; other failures pass."""
 
 Counts = tuple[int, int]
 """Steps and updates of a trainer."""
@@ -118,6 +141,23 @@ class DurableSteps:
         with suppress(ServiceError):
             await shielded(asyncio.to_thread(journal.discard, self.trainer_id, self.checkpoint, number))
 
+    async def may_repeat(self, number: int) -> bool:
+        """Count an attempt to repeat the last call, and return whether it may begin; then `repeated` follows.
+
+        See Note: [Calls that end their server]. Where the disk is full attempts are not counted: the trainer
+        must come back all the same.
+        """
+        journal = (await asyncio.to_thread(self.storage.get)).journal
+        begin = partial(journal.begin_attempt, self.trainer_id, self.checkpoint, number)
+        with suppress(ServiceError):
+            return await asyncio.to_thread(begin) < MOST_ATTEMPTS
+        return True
+
+    async def repeated(self, number: int) -> None:
+        """Note that the last call was repeated, or has failed, and has not ended the server."""
+        journal = (await asyncio.to_thread(self.storage.get)).journal
+        await asyncio.to_thread(journal.end_attempts, self.trainer_id, self.checkpoint, number)
+
     async def has_entry(self, number: int) -> bool:
         """Whether there is an entry of this number after the checkpoint, damaged or not."""
         journal = (await asyncio.to_thread(self.storage.get)).journal
@@ -134,6 +174,16 @@ class DurableSteps:
         while several := await asyncio.to_thread(_several, found):
             self.byte_count += sum(entry.byte_count for entry in several)
             yield several
+
+
+def is_lasting(error: ServiceError) -> bool:
+    """Whether a call fails so whenever it is repeated; a trainer that lacked memory need not break again."""
+    if error.reason is not ErrorReason.TRAINER_BROKEN:
+        return error.reason in _LASTING_REASONS
+    cause = error.__cause__
+    if isinstance(cause, ServiceError):
+        return is_lasting(cause)
+    return cause is not None and not is_out_of_memory(cause)
 
 
 def _several(entries: Iterator[JournalEntry]) -> list[JournalEntry]:

@@ -21,7 +21,12 @@ from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.tasks import shielded
-from trocar_server.training.durable_steps import DurableSteps, results_from_json, results_to_json
+from trocar_server.training.durable_steps import (
+    DurableSteps,
+    is_lasting,
+    results_from_json,
+    results_to_json,
+)
 from trocar_server.training.files.checkpoint_files import PRINCIPAL, Checkpoint, SavedTrainer
 from trocar_server.training.files.export import Export, make_export
 from trocar_server.training.files.snapshots import snapshot_tensors, snapshot_weights
@@ -46,16 +51,6 @@ Result = TypeVar("Result")
 
 MakeBatch = Callable[[PassGuard], Batch]
 """Makes a batch on torch's owner thread."""
-_LASTING_REASONS = (
-    ErrorReason.NON_FINITE_STEP,
-    ErrorReason.TARGET_REJECTED,
-    ErrorReason.INPUT_REJECTED,
-    ErrorReason.TRAINER_INVALID,
-    ErrorReason.MODULE_NOT_CALLED,
-    ErrorReason.NOT_DIFFERENTIABLE,
-    ErrorReason.STEP_OUT_OF_ORDER,
-)
-"""Of calls that fail whenever they are repeated, with this batch; other failures pass."""
 _RESULTS = "results"
 """Key in a checkpoint's attached data: results of the last numbered calls."""
 
@@ -211,30 +206,51 @@ class Trainer:
         """
         assert self.durable is not None
         async for entries in self.durable.entries(self.numbering.next_number):
+            last = None if await self.durable.has_entry(entries[-1].number + 1) else entries.pop()
             while entries:
-                done: list[Applied] = []
-                try:
-                    await self._on_owner(partial(self._repeat, entries, done), None, [])
-                except ServiceError as error:
-                    # The entry of a call that failed was removed, unless its server was lost before.
-                    is_last = not await self.durable.has_entry(entries[len(done)].number + 1)
-                    if not is_last or error.reason not in _LASTING_REASONS:
-                        raise
-                    _log.info("a step failed again", trainer_id=self.trainer_id, why=error.message)
-                    return
-                finally:
-                    await self._note(self.durable, entries, done)
-                del entries[: len(done)]
-        if await self.durable.has_entry(self.numbering.next_number):
-            self._journal_ended(self.numbering.next_number)
+                await self._repeat_some(self.durable, entries)
+            if last is not None:
+                await self._repeat_last(self.durable, last)
+                return
+        number = self.numbering.next_number
+        if await self.durable.has_entry(number):
+            self._journal_ended(
+                f"the server's journal is damaged at step {number}: that step and those after it are lost, "
+                "take them again from there"
+            )
 
-    def _journal_ended(self, number: int) -> None:
-        """Tell that a damaged entry ended the journal; the next call saves a checkpoint, which removes it."""
+    async def _repeat_last(self, durable: DurableSteps, entry: JournalEntry) -> None:
+        """Repeat the call that may have ended its server, see Note: [Calls that end their server]."""
+        if not await durable.may_repeat(entry.number):
+            self._journal_ended(
+                f"step {entry.number} is left out, as each server that ran it was killed: the batch may need "
+                "more memory than there is, take the step again with a smaller one"
+            )
+            return
+        try:
+            await self._repeat_some(durable, [entry])
+        except ServiceError as error:
+            # The entry of a call that failed was removed, unless its server was lost before.
+            if not is_lasting(error):
+                raise
+            _log.info("a step failed again", trainer_id=self.trainer_id, why=error.message)
+        finally:
+            await durable.repeated(entry.number)
+
+    def _journal_ended(self, notice: str) -> None:
+        """Tell that entries are left; the next call saves a checkpoint, which removes them."""
         self._changed()
-        self.notices += (
-            f"the server's journal is damaged at step {number}: that step and those after it are lost, take "
-            "them again from there",
-        )
+        self.notices += (notice,)
+        _log.warning("a journal was not repeated to its end", trainer_id=self.trainer_id, why=notice)
+
+    async def _repeat_some(self, durable: DurableSteps, entries: list[JournalEntry]) -> None:
+        """Repeat the first of these calls, as many as fit into a turn of the device, and remove them."""
+        done: list[Applied] = []
+        try:
+            await self._on_owner(partial(self._repeat, entries, done), None, [])
+        finally:
+            await self._note(durable, entries, done)
+            del entries[: len(done)]
 
     async def _note(
         self, durable: DurableSteps, entries: Sequence[JournalEntry], done: Sequence[Applied]
@@ -525,7 +541,8 @@ class Trainer:
         batch = batches[0] if batches else None
         if durable.needs_checkpoint(self._steps):
             began = time.monotonic()
-            await self._write_now()
+            # A cancelled call must not leave a checkpoint with the journal of the one before.
+            await shielded(self._write_now())
             durable.checkpoint_s = time.monotonic() - began
         await durable.record(number, kind, batch)
         return _given(batch)

@@ -287,7 +287,7 @@ class Trainers:
         try:
             trainer = self._add(await self._builder.restored(record))
         except Exception as raised:  # noqa: BLE001 - one trainer's files must not end the server
-            error = _restore_failure(raised)
+            error = _again(_restore_failure(raised))  # without the frames, which hold the weights
             _log.warning(
                 "trainer not restored", trainer_id=record.trainer_id, reason=error.reason, why=error.message
             )

@@ -117,3 +117,18 @@ def test_streams_and_large_extracts_run_after_ctrl_c_inside_of_grpc(
             ctrl_c.after = None
             break
     assert 0 < number < MOST_LOCKS - STEP
+
+
+def test_calls_of_other_threads_keep_their_own_time_after_ctrl_c(
+    client: trocar.Client, ctrl_c: CtrlC, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retired = []
+    monkeypatch.setattr("trocar._sync.connection.retire", lambda *given: retired.append(given))
+    client.extract("plain", SMALL, "fc", timeout_s=3600.0)
+    client.extract("plain", SMALL, "fc", timeout_s=1.0)
+    ctrl_c.after = 0
+    with pytest.raises(KeyboardInterrupt):
+        client.models()
+    ((channel, after_s),) = retired
+    channel.close()
+    assert after_s == 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.support.servers.certificates import OPENSSL, authority, signed
 from tests.support.servers.serving import Serve
 from trocar._cli import main
 from trocar._transport.profiles import profiles_file, read_profiles
+from trocar_server.auth import Scope, TokenFile
 
 Run = Callable[..., tuple[Any, str, str]]
 
@@ -61,6 +63,34 @@ def test_a_second_login_asks_for_the_token_again(
     monkeypatch.setenv("TROCAR_TOKEN", "theirs")
     assert run("login", address)[0] == 0
     assert read_profiles().get("default").token == "theirs"
+
+
+def test_the_profile_of_the_environment_is_made_by_its_login(
+    serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serve(models={}).address
+    monkeypatch.setenv("TROCAR_PROFILE", "lab")
+    code, _, err = run("info")
+    assert code == 2
+    assert "`trocar login SERVER --profile lab`" in " ".join(err.split())
+    code, _, err = run("login", address, "--profile", "lab")
+    assert code == 0, err
+    assert read_profiles().get("lab").server == address
+    assert run("info")[0] == 0
+
+
+def test_a_login_without_a_token_is_tested_without_one(
+    serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, token = TokenFile(tmp_path / "data").add("me", [Scope.RUN], expires_at_s=None, now_s=time.time())
+    address = serve(models={}, tokens=True, data_dir=tmp_path / "data").address
+    assert run("login", address, "--token", token)[0] == 0
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: "")
+    code, _, err = run("login", address)
+    assert code == 1
+    assert "[TOKEN_MISSING]" in err
+    assert read_profiles().get("default").token == token
 
 
 def test_a_login_that_fails_stores_nothing(run: Run) -> None:

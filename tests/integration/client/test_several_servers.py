@@ -13,6 +13,7 @@ from tests.support.oracles.tiny_training import MODELS as TRAINABLE
 from tests.support.oracles.tiny_training import batches, make_trainer
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
+from trocar._cli import main
 from trocar._transport.targets import addresses_of, host_of, listed_target
 
 ROW = np.arange(3, dtype=np.float32).reshape(1, 3)
@@ -134,6 +135,26 @@ def test_stored_edits_are_at_every_server(pair: Pair) -> None:
     assert pair.client.stored_edits() == []
 
 
+@pytest.mark.parametrize("has", [0, 1])
+def test_stored_edits_of_one_server_are_deleted_there(pair: Pair, has: int) -> None:
+    """As when another one was gone or new: it has no such edits."""
+    with pair.alone(pair.servers[has]) as one:
+        one.store_edits("identity", "nothing", trocar.edit("identity", "zero"))
+        pair.client.delete_edits("identity", "nothing")
+        assert one.stored_edits() == []
+    with pytest.raises(trocar.UnknownEditsError):
+        pair.client.delete_edits("identity", "nothing")
+
+
+def test_stored_edits_are_deleted_while_a_server_is_gone(pair: Pair) -> None:
+    with pair.alone(pair.servers[1]) as one:
+        one.store_edits("identity", "nothing", trocar.edit("identity", "zero"))
+    pair.kill(0)
+    pair.client.delete_edits("identity", "nothing")
+    with pytest.raises(trocar.UnknownEditsError):
+        pair.client.delete_edits("identity", "nothing")
+
+
 def test_two_addresses_of_one_server_are_one_server(serve: Serve) -> None:
     """As the gateways of a cluster are: what one stores, the other one has."""
     server = serve(models=MODELS)
@@ -157,9 +178,20 @@ def test_models_are_loaded_and_unloaded_everywhere(pair: Pair) -> None:
 
 
 def test_what_an_operator_does_is_for_one_server(pair: Pair) -> None:
-    for call in (pair.client.drain, pair.client.reload_config):
+    for call in (pair.client.drain, pair.client.reload_config, pair.client.page):
         with pytest.raises(ValueError, match="one server"):
             call()
+
+
+@pytest.mark.parametrize("words", ["status", "drain", "drain --wait", "reload", "page --port 0"])
+def test_a_command_for_one_server_is_refused_in_words(
+    pair: Pair, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--server", pair.target])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "for one server; connect to that one alone" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -17,6 +18,7 @@ from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import tiny_models_config
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
+from trocar._wire.replies import ReplyAssembler
 from trocar.errors import ScopeMissingError, ServerUnavailableError
 from trocar_api.v1.model_pb2 import ListReplicasRequest, ListReplicasResponse
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
@@ -94,6 +96,25 @@ async def test_an_asyncio_client_needs_no_gateway_either(servers: Pair) -> None:
             async with client.extract_stream("plain", batches, ["fc"]) as results:
                 streamed = [result.unwrap()["fc"] async for result in results]
     assert all(np.array_equal(expected["fc"], one) for one in (found["fc"], *streamed))
+
+
+def test_direct_calls_of_other_threads_keep_their_own_time_after_ctrl_c(
+    servers: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the channel of a replica, too, on which such a call may run."""
+    retired = []
+    monkeypatch.setattr("trocar._sync.connection.retire", lambda *given: retired.append(given))
+    with gateway_to(servers[0]) as gateway, trocar.connect(gateway.address, retries=0) as client:
+        extract(client)
+        client.extract("plain", IMAGES, ["fc"], timeout_s=3600.0)
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(ReplyAssembler, "feed", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                extract(client)
+        extract(client)
+    for channel, _ in retired:
+        channel.close()
+    assert [after_s for _, after_s in retired] == [3600.0] * 2  # the gateway's, and the replica's
 
 
 @pytest.mark.parametrize("case", ["unreachable", "another server", "refused by the client", "not listed"])

@@ -3,17 +3,22 @@
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import trocar
 from tests.support.models.tiny_models import Plain
+from tests.support.models.trainable_nets import SHAPE as TRAINED
 from tests.support.oracles.oracle import Array, noise
+from tests.support.oracles.tiny_training import MODELS, make_trainer
 from tests.support.servers.proxy import running_proxy
 from tests.support.servers.running_server import RunningServer, running_server
-from tests.support.servers.serving import custom
+from tests.support.servers.serving import Serve, custom, rebuilt
 
 SIZES = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5]
 NAMES: list[Any] = ["mean", "std", "min", "l1", "skewness", "kurtosis", "count", "zero_fraction"]
@@ -196,8 +201,9 @@ def some_logits(*logits: int, **options: Any) -> trocar.Tap:
 def one_batch(client: trocar.Client, **changed: Any) -> trocar.BatchResult:
     """Return the result of a stream of one batch, with its checkpoint."""
     usual: dict[str, Any] = {"model_id": "plain", "taps": some_logits(0, 1), "edits": [added(0.0)]}
+    usual["batches"] = [noise(2, 3, 8, 8)]
     options = {**usual, **changed, "running_statistics": True, "checkpoint_interval": 1}
-    with client.extract_stream(batches=[noise(2, 3, 8, 8)], **options) as running:
+    with client.extract_stream(**options) as running:
         (result,) = running
     return result
 
@@ -221,7 +227,9 @@ def test_a_checkpoint_of_another_computation_is_refused(
     if is_taken:
         assert one_batch(own, **again).error is None
         return
-    with pytest.raises(trocar.InvalidArgumentError, match="belongs to another model, other taps"):
+    with pytest.raises(
+        trocar.InvalidArgumentError, match="belongs to another model or other weights, other taps"
+    ):
         one_batch(own, **again)
 
 
@@ -233,6 +241,94 @@ def test_a_checkpoint_of_a_stored_list_that_was_changed_is_refused(own: trocar.C
     own.store_edits("plain", "mine", [added(100.0)], replace=True)
     with pytest.raises(trocar.InvalidArgumentError, match="other edits or another objective"):
         one_batch(own, **again)
+
+
+class Scaled(Plain):
+    """Has a setting that is not in its weights."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x * self.factor)
+
+
+def resumes(
+    client: trocar.Client, first: trocar.BatchResult, model_id: str = "plain", **options: Any
+) -> bool:
+    """Whether a stream resumes with the checkpoint of a result."""
+    again = {**options, "checkpoint": first.checkpoint, "first_batch": 1}
+    with suppress(trocar.InvalidArgumentError):
+        return one_batch(client, model_id=model_id, **again).error is None
+    return False
+
+
+def test_a_checkpoint_of_other_weights_is_refused(serve: Serve, tmp_path: Path) -> None:
+    weights = tmp_path / "own.safetensors"
+    models = {"plain": custom(Plain, (3, 8, 8), weights=str(weights))}
+    save_file(rebuilt(Plain).state_dict(), weights)
+    with trocar.connect(serve(models=models).address, retries=0) as own:
+        first = one_batch(own)
+        own.unload("plain")
+        own.load("plain")
+        assert resumes(own, first)
+        own.unload("plain")
+        save_file({name: value + 1 for name, value in rebuilt(Plain).state_dict().items()}, weights)
+        own.load("plain")
+        assert not resumes(own, first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_taken"),
+    [
+        ({}, True),
+        ({"options": {"factor": 2.0}}, False),
+        ({"dtype": "bf16"}, False),
+        ({"preprocessing": {"resize": [8, 8], "mean": [0.5] * 3, "std": [0.1] * 3}}, False),
+    ],
+)
+def test_a_checkpoint_of_a_model_with_other_settings_is_refused(
+    serve: Serve, changed: dict[str, Any], is_taken: bool
+) -> None:
+    """The second server is a restarted one: it has built the model again."""
+    settings: dict[str, Any] = {"options": {"factor": 1.0}, "preprocessing": {"resize": [8, 8]}}
+    checkpoints: list[trocar.BatchResult] = []
+    edits = [trocar.edit("conv2", "scale", 0.5)]
+    for given in (settings, {**settings, **changed}):
+        server = serve(models={"plain": custom(Scaled, (3, 8, 8), **given)})
+        with trocar.connect(server.address, retries=0) as own:
+            if checkpoints:
+                assert resumes(own, checkpoints[0], edits=edits) is is_taken
+            else:
+                checkpoints.append(one_batch(own, edits=edits))
+
+
+def test_a_checkpoint_of_a_trainer_is_refused_after_a_step(serve: Serve, tmp_path: Path) -> None:
+    images, labels = noise(2, *TRAINED), np.arange(2)
+    tap = trocar.tap("fc", stats=["mean"], values=False)
+    options: dict[str, Any] = {"taps": tap, "edits": [], "batches": [images]}
+    with trocar.connect(serve(models=MODELS, data_dir=tmp_path).address, retries=0) as own:
+        trainer = make_trainer(own)
+        trainer_id = trainer.trainer_id
+        trainer.step(images, labels)
+        first = one_batch(own, model_id=trainer_id, **options)
+        assert resumes(own, first, trainer_id, **options)
+        trainer.save()
+        trainer.step(images, labels)
+        assert not resumes(own, first, trainer_id, **options)
+        trainer.restore()
+        assert resumes(own, first, trainer_id, **options)
+
+
+def test_a_checkpoint_of_a_module_that_was_trained_meanwhile_is_refused() -> None:
+    module = Plain().eval()
+    with trocar.connect("local", models={"plain": {"module": module, "input_shape": [3, 8, 8]}}) as own:
+        first = one_batch(own)
+        assert resumes(own, first)
+        with torch.no_grad():
+            module.conv.weight += 1
+        assert not resumes(own, first)
 
 
 def test_other_channels_fail_their_batch_alone(client: trocar.Client) -> None:

@@ -146,6 +146,36 @@ def test_broken_connections_move_no_bit(server: RunningServer, client: trocar.Cl
     assert bits(dict(stream.statistics)) == expected_bits
 
 
+@pytest.mark.parametrize("window", [1, 4])
+def test_arrays_that_are_refilled_after_their_result_are_sent_again_as_they_were(
+    server: RunningServer, client: trocar.Client, window: int
+) -> None:
+    everything = np.random.default_rng(3).normal(size=(24, 8, 3))
+    buffers = np.empty((window, 8, 3))
+
+    def refilled() -> Iterator[Array]:
+        for index, values in enumerate(everything):
+            buffer = buffers[index % window]
+            buffer[:] = values
+            yield buffer
+
+    with (
+        running_proxy(server.address) as proxy,
+        trocar.connect(proxy.address) as far,
+        far.extract_stream(
+            "identity", refilled(), ALL, running_statistics=True, window=window, checkpoint_interval=10
+        ) as stream,
+    ):
+        for result in stream:
+            assert result.error is None
+            if result.index % 4 == 3:
+                proxy.break_connections()
+        assert proxy.connection_count > 2
+    flat = everything.reshape(-1, 3)
+    assert_same(numbers(stream.statistics["it"]), expected(flat, Scope.ALL), flat)
+    assert bits(dict(stream.statistics)) == bits(running(client, list(everything), ALL)[1])
+
+
 def _serve(pipe: Connection) -> None:
     from tests.support.models.odd_models import Identity
     from tests.support.servers.running_server import running_server

@@ -4,6 +4,7 @@ import io
 import random
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -255,12 +256,42 @@ def test_a_batch_that_never_fits_beside_the_streams_tensors_is_refused(serve: Se
     assert "bytes together" in str(refused.error)
 
 
+def pictures(count: int) -> list[Array]:
+    """Batches of one image: 3.1 MB each, and 6.9 MB more while it is decoded."""
+    images = [noise(1, 3, 1024, 1024, seed=i)[0].transpose(1, 2, 0)[None] for i in range(count)]
+    return [np.clip(image * 64 + 128, 0, 255).astype(np.uint8) for image in images]
+
+
 def test_batches_that_fit_one_at_a_time_come_through(serve: Serve) -> None:
-    images = [noise(1, 3, 1024, 1024, seed=i)[0].transpose(1, 2, 0)[None] for i in range(4)]
-    pixels = [np.clip(image * 64 + 128, 0, 255).astype(np.uint8) for image in images]
+    pixels = pictures(4)
     server = serve(models={"resnet18": {"weights": "random:0"}}, limits=tight(11_000_000))
     with trocar.connect(server.address, retries=0) as own:
         with own.extract_stream("resnet18", pixels, taps="fc", timeout_s=WAIT_S) as stream:
             found = [result.unwrap()["fc"] for result in stream]
         for image, values in zip(pixels, found, strict=True):
             assert np.array_equal(values, own.extract("resnet18", image, taps="fc")["fc"])
+
+
+@pytest.mark.parametrize(("caller_count", "pending_bytes"), [(1, 44_000_000), (2, 15_000_000)])
+def test_streams_that_wait_for_each_others_memory_come_through(
+    serve: Serve, caller_count: int, pending_bytes: int
+) -> None:
+    """Each has received a batch, and beside these none can be decoded."""
+    limits = {"max_principal_bytes": 11_000_000, "max_pending_bytes": pending_bytes}
+    server = serve(models={"resnet18": {"weights": "random:0"}}, limits=limits)
+    pixels = pictures(4)
+    with ExitStack() as stack, ThreadPoolExecutor(3) as background:
+        callers = [
+            stack.enter_context(trocar.connect(server.address, retries=0)) for _ in range(caller_count)
+        ]
+
+        def run(number: int) -> list[Array]:
+            client = callers[number % caller_count]
+            with client.extract_stream("resnet18", pixels, taps="fc", timeout_s=WAIT_S) as stream:
+                return [result.unwrap()["fc"] for result in stream]
+
+        first, *others = background.map(run, range(3))
+        alone = [callers[0].extract("resnet18", image, taps="fc")["fc"] for image in pixels]
+    assert all(np.array_equal(found, alone) for found in (first, *others))
+    assert server.engine.admission.reserved() == (0, 0.0, 0)
+    assert not server.engine.admission.overdrafts

@@ -147,6 +147,33 @@ def test_a_classifier_of_texts_gets_a_new_head(client: trocar.Client) -> None:
     assert trainer.predict(TEXTS).shape == (3, 5)
 
 
+def paired_loss(folder: Path, texts: list[str]) -> float:
+    """MultipleNegativesRankingLoss of sentence vectors, in eval mode: pairs are the halves."""
+    load: Any = AutoTokenizer.from_pretrained
+    encoding = load(folder)(texts, padding=True, return_tensors="pt")
+    model: Any = BertModel.from_pretrained(folder, attn_implementation="sdpa")
+    with torch.no_grad():
+        output = model.eval()(**encoding)
+        first, second = vector("mini", output, encoding["attention_mask"]).chunk(2)
+        return cross_entropy(first @ second.T * 20, torch.arange(len(first))).item()
+
+
+def test_vectors_of_a_model_without_a_main_output_are_fitted_and_evaluated(
+    client: trocar.Client, folders: dict[str, Path]
+) -> None:
+    losses = trocar.loss_term("contrastive", at="normalize")
+    trainer = client.train("mini", losses=losses, optimizer=trocar.sgd(lr=0.0), seed=SEED)
+    texts = [*TEXTS, "the cat"]
+    expected = pytest.approx(paired_loss(folders["mini"], texts), rel=1e-5)
+    evaluated = trainer.evaluate(texts)
+    assert evaluated.loss == expected
+    assert evaluated.correct_count is None
+    data = (texts, [0, 0, 0, 0])
+    history = trainer.fit(data, epochs=2, batch_size=4, shuffle=False, eval=data)
+    assert [event["loss"] for event in history.evaluations] == [expected, expected]
+    assert len(history.of_kind("step")) == 2
+
+
 def test_a_published_model_has_its_head_and_can_get_another(
     running: RunningServer, client: trocar.Client
 ) -> None:

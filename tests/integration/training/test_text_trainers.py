@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from transformers import (
     AutoTokenizer,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
@@ -41,6 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     other = GPT2Config(vocab_size=15, n_positions=16, n_embd=8, n_layer=1, n_head=2)
     return {
         "bert": save_text_classifier(tmp_path_factory.mktemp("bert"), BertForSequenceClassification),
+        "answers": save_text_classifier(tmp_path_factory.mktemp("answers"), BertForQuestionAnswering, 2),
         "gpt2": _folder(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel, gpt2),
         "left": _folder(tmp_path_factory.mktemp("left"), GPT2LMHeadModel, gpt2, padding_side="left"),
         "taught": _folder(tmp_path_factory.mktemp("taught"), GPT2LMHeadModel, other),
@@ -154,6 +156,32 @@ def test_a_student_of_texts_learns_each_tokens_classes_of_its_teacher(
     logits = model(**encoding).logits[counts]
     expected = kl_div(log_softmax(logits / 2, -1), softmax(taught / 2, -1), reduction="batchmean") * 4
     assert trainer.step(samples).loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+ANSWERS = [
+    trocar.loss_term("cross_entropy", at=f'/out["{name}_logits"]', target=name) for name in ("start", "end")
+]
+
+
+def test_the_place_of_an_answer_may_be_any_of_its_text(
+    client: trocar.Client, folders: dict[str, Path]
+) -> None:
+    trainer = client.train("answers", losses=ANSWERS, seed=7)
+    model = plain(BertForQuestionAnswering, folders["answers"])
+    samples = [("the cat", "a dog sat on the mat on a mat hello"), ("a dog", "hello")]
+    start, end = torch.tensor([9, 4]), torch.tensor([12, 4])
+    torch.manual_seed(7)
+    expected = model(**encoded(folders["answers"], samples), start_positions=start, end_positions=end).loss
+    result = trainer.step(samples, {"start": start.numpy(), "end": end.numpy()})
+    assert result.loss == pytest.approx(2 * expected.item(), rel=1e-6)
+
+
+def test_a_place_behind_the_text_is_refused_and_nothing_is_applied(client: trocar.Client) -> None:
+    trainer = client.train("answers", losses=ANSWERS)
+    with pytest.raises(TargetRejectedError, match="labels from 6 to 6; they must be from 0 to 4"):
+        trainer.step(["a cat sat"], {"start": [1], "end": [6]})
+    assert trainer.info().update_count == 0
+    assert trainer.step(["a cat sat"], {"start": [1], "end": [4]}).number == 0
 
 
 def test_sound_trains_too(client: trocar.Client) -> None:

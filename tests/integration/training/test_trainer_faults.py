@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +36,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.training.files.checkpoints import CheckpointStore
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.files.trainer_storage import StorageOnDemand
+from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.trainer import Trainer
 
 FULL = (ErrorReason.STORAGE_FULL, "the disk is full")
@@ -439,6 +442,30 @@ def test_a_trainer_with_a_spool_that_is_not_restored_leaves_no_spool(
     with running_server(**settings):
         pass
     assert spools.begin.call_count == spools.end.call_count == 2
+
+
+def test_a_trainer_that_is_not_restored_keeps_no_weights_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"data_dir": tmp_path / "data", "device": "cpu"}
+    with running_server(models=MODELS, **settings) as server, trocar.connect(server.address) as client:
+        make_trainer(client).save()
+    made: list[weakref.ref[TrainerCore]] = []
+
+    def make(*arguments: Any) -> TrainerCore:
+        core = TrainerCore(*arguments)
+        made.append(weakref.ref(core))
+        return core
+
+    monkeypatch.setattr("trocar_server.training.trainer_builder.TrainerCore", make)
+    changed = {"tiny": MODELS["tiny"] | {"weights": "random:1"}}
+    with running_server(models=changed, **settings) as server, trocar.connect(server.address) as client:
+        for count in (1, 2):  # the second call tries again
+            server.on_owner(lambda: None)  # its thread keeps its last work until there is other work
+            gc.collect()
+            assert [core() for core in made] == [None] * count
+            with pytest.raises(trocar.ModelConflictError, match="not those that the trainer was created"):
+                client.trainer(server.app.trainers.unreadable()[0].trainer_id).info()
 
 
 @pytest.mark.parametrize("is_cancelled_in_work", [True, False])

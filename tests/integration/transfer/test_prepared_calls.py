@@ -314,6 +314,27 @@ def test_a_call_whose_handle_is_closed_stops_and_is_made_again(client: trocar.Cl
         assert_same(call.result(WAIT_S), client.extract("gated", ROW, "last"))
 
 
+async def test_a_call_whose_handle_is_closed_while_its_inputs_are_copied_is_made_again(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, loop, copy = noise(1024, 384), asyncio.get_running_loop(), segments.copy_payloads
+
+    def closed_meanwhile(payloads: Any, target: Any) -> None:
+        copy(payloads, target)
+        asyncio.run_coroutine_threadsafe(prepared.close(), loop).result(WAIT_S)
+
+    async with (
+        trocar.aio.connect(server.app.rpc.address, retries=0) as client,
+        await client.prepare("identity", large, "identity") as prepared,
+    ):
+        await prepared(large)
+        assert prepared.is_shared
+        monkeypatch.setattr("trocar._async.prepared.copy_payloads", closed_meanwhile)
+        found = await prepared(large * 2, timeout_s=5.0)
+        assert np.array_equal(found["identity"], large * 2)
+        assert not prepared.is_shared
+
+
 def test_each_call_has_a_line_in_the_log_and_is_counted_as_a_call(client: trocar.Client) -> None:
     with capture_logs() as lines, client.prepare("identity", ROW, "identity") as prepared:
         for _ in range(3):

@@ -91,10 +91,10 @@ def save_text_model(folder: Path) -> Path:
     return save_tokenizer(folder)
 
 
-def save_text_classifier(folder: Path, kind: Any) -> Path:
-    """Save a tiny BERT with a head for three classes, with random weights, and the tokenizer."""
+def save_text_classifier(folder: Path, kind: Any, classes: int = 3) -> Path:
+    """Save a tiny BERT with a head for so many classes, with random weights, and the tokenizer."""
     torch.manual_seed(0)
-    kind(_bert_config(num_labels=3)).save_pretrained(folder)
+    kind(_bert_config(num_labels=classes)).save_pretrained(folder)
     return save_tokenizer(folder)
 
 

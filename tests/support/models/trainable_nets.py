@@ -33,3 +33,27 @@ class SteadyNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.fc(self.stem(x).mean((2, 3)))
+
+
+class TwoVectors(nn.Module):
+    """Returns two vectors, and none of them is the main one: as CLIP, and sentence-transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        vector = self.fc(x)
+        return {"hidden": vector, "normalized": nn.functional.normalize(vector, dim=1)}
+
+
+class RootNet(nn.Module):
+    """For an input of zeros the output is finite, and so is the gradient of `fc`, but not that of `stem`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, 4, bias=False)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.fc(torch.sqrt(self.stem(x).square()))

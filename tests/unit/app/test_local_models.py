@@ -31,7 +31,7 @@ class ResNet18(nn.Module):
     [
         (["resnet18", "timm:resnet18"], "write other=timm:resnet18 "),
         (["resnet18", "resnet18=random:0"], "write other=torchvision:resnet18=random:0 "),
-        (["hf:./runs/a/best", "hf:./runs/b/best=random:1"], "write other=hf:./runs/b/best=random:1 "),
+        (["hf:/runs/a/best", "hf:/runs/b/best=random:1"], "write other=hf:/runs/b/best=random:1 "),
         ([ResNet18(), "resnet18"], "write other=torchvision:resnet18 "),
     ],
 )

@@ -108,6 +108,23 @@ def test_a_relative_folder_is_found_after_a_change_of_directory(
     assert hosted.processor_folder.samefile(tmp_path / "mini")
 
 
+def test_files_of_the_command_line_are_those_of_the_folder_where_it_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "#1", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    arguments = ["mini=hf:./minilm#fill-mask", "hf:./minilm=w.safetensors", "resnet18=w.safetensors"]
+    named, filled, plain = (parse_model_argument(argument) for argument in arguments)
+    monkeypatch.chdir(elsewhere)
+    for spec in (named, filled):
+        assert parse_source(spec.source).folder == here / "minilm"
+        assert spec.architecture.startswith("hf:minilm")  # on the wire: no folders of the operator
+    assert parse_source(named.source).task == "fill-mask"
+    assert filled.weights == plain.weights == str(here / "w.safetensors")
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_a_dtype_is_that_of_the_weights(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     save_family("bert", tmp_path)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from tests.unit.models.conftest import reason_of
@@ -38,7 +40,7 @@ def test_an_id_within_the_rule_is_taken(model_id: str) -> None:
         ("resnet18=random", "random", WeightsKind.RANDOM),
         ("resnet18=random:7", "random:7", WeightsKind.RANDOM),
         ("resnet18=/data/a=b.safetensors", "/data/a=b.safetensors", WeightsKind.FILE),
-        ("resnet18=random.safetensors", "random.safetensors", WeightsKind.FILE),
+        ("resnet18=random.safetensors", str(Path.cwd() / "random.safetensors"), WeightsKind.FILE),
     ],
 )
 def test_a_command_line_argument_names_architecture_and_weights(

@@ -15,7 +15,10 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.processing.audio import extract_features
 
-pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:At least one mel filter:UserWarning",
+    "ignore:The given NumPy array is not writable:UserWarning",  # dots3-note's extractor reads it
+)
 
 RATE = 16_000
 WHOLE_WINDOWS: list[tuple[str, dict[str, Any], int]] = [
@@ -26,6 +29,8 @@ WHOLE_WINDOWS: list[tuple[str, dict[str, Any], int]] = [
     ("ClvpFeatureExtractor", {"default_audio_length": 1}, RATE),
     ("ASTFeatureExtractor", {"max_length": 4}, 400 + 4 * 160 - 1),
     ("Gemma3nAudioFeatureExtractor", {}, 480_000),
+    ("MossTranscribeDiarizeFeatureExtractor", {"chunk_length": 1}, RATE),
+    ("Dots3NoteFeatureExtractor", {"chunk_length": 1}, RATE),
 ]
 """transformers' class, its options, and the samples of the longest clip that it takes whole."""
 
@@ -58,6 +63,19 @@ def test_a_clip_is_taken_whole_or_refused(
     ) as told:
         extracted(tmp_path, [noise(most), noise(most + 1)])
     assert told.value.reason is ErrorReason.INPUT_REJECTED
+
+
+@pytest.mark.parametrize("counts", [(RATE // 2,), (2 * RATE,), (2 * RATE, RATE // 2, 3 * RATE)])
+def test_clips_longer_than_a_window_that_only_pads_are_taken_whole(
+    tmp_path: Path, counts: Sequence[int]
+) -> None:
+    extractor = saved(tmp_path, "Qwen3ASRFeatureExtractor", {"chunk_length": 1})
+    clips = [noise(count, seed) for seed, count in enumerate(counts)]
+    padded = [
+        np.pad(clip, (0, max(RATE, *counts) - len(clip))) for clip in clips
+    ]  # not shorter than a window
+    expected = extractor(padded, sampling_rate=RATE, return_tensors="np")["input_features"]
+    assert extracted(tmp_path, clips)["input_features"].tolist() == np.asarray(expected).tolist()
 
 
 def test_the_window_of_an_ast_is_that_of_its_frames() -> None:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.config import EngineConfig
 from trocar_server.engine.compiled.backends.build_worker import Built, Job
 from trocar_server.engine.compiled.backends.candidates import Candidate, Runner, candidates, has_openvino
@@ -31,11 +32,17 @@ from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.run.forward_pass import is_out_of_memory
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
-from trocar_server.errors import first_line
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_replica
 from trocar_server.storage.temporary_folder import TemporaryFolder
 
 _NO_MEMORY = "the device has too little memory for the trial"
+_NO_REPLICA = "no replica was free for the trial, or the model was unloaded"
+_UNTRIED = frozenset({OTHER_SIGNATURE, _NO_REPLICA})
+"""Trials that tell nothing about a runner."""
+
+_WITHOUT_REPLICA = (ErrorReason.SERVER_BUSY, ErrorReason.MODEL_NOT_LOADED)
+"""Of a lease: too many calls wait, or the model was unloaded."""
 
 Build = Callable[[Job], Coroutine[Any, Any, Built]]
 """Builds in another process."""
@@ -127,32 +134,35 @@ class VariantBuilder:
         """Build a variant, and try its candidates on an example until one is accepted or all are rejected.
 
         Args:
-            variant: In the state `BUILDING`; in the end in `READY` or `REFUSED`.
+            variant: In the state `BUILDING`; in the end in `READY` or `REFUSED`, or in `CANDIDATE` where no
+                replica was free: a later call is its trial.
         """
         await self.build(variant)
         batch = partial(example_batch, variant.deployment.hosted, variant.recipe)
         variant.is_proven = False
-        while variant.state is State.CANDIDATE:
+        problem = ""
+        while variant.state is State.CANDIDATE and problem != _NO_REPLICA:
             variant.state = State.TRYING
-            await self._attempt(variant, batch)
+            problem = await self._attempt(variant, batch)
 
-    async def _attempt(self, variant: Variant, batch: Batch) -> None:
+    async def _attempt(self, variant: Variant, batch: Batch) -> str:
+        """Try a variant's runner, and return the problem; empty where it is in use now."""
         runner = variant.runner
         if runner is None:
-            return
+            return ""
         problem = await self._problem(variant, runner, batch, self._config.min_gain)
         if variant.state is not State.TRYING:  # rejected meanwhile
-            return
-        if problem == OTHER_SIGNATURE:  # another call's batch may do
+            return problem
+        if problem in _UNTRIED:  # another call's batch may do, or another time
             variant.state = State.CANDIDATE
-            return
-        if problem:
+        elif problem:
             self._discard(variant, runner, problem)
             await self._next_way(variant)
-            return
-        self._use(variant, runner)
-        await self._keep(variant, runner)
-        variant.clean()
+        else:
+            self._use(variant, runner)
+            await self._keep(variant, runner)
+            variant.clean()
+        return problem
 
     def _use(self, variant: Variant, runner: Runner, event: str = "compiled pass in use") -> None:
         self.used_count += 1
@@ -166,7 +176,7 @@ class VariantBuilder:
             return
         batch = partial(batch_of, variant.deployment.hosted, prepared)
         problem = await self._problem(variant, runner, batch, 0.0)
-        if problem in (OTHER_SIGNATURE, _NO_MEMORY):  # it proves nothing
+        if problem in _UNTRIED or problem == _NO_MEMORY:  # it proves nothing
             return
         if problem:
             self.give_up(variant, problem)
@@ -204,7 +214,9 @@ class VariantBuilder:
             async with variant.deployment.pool.lease(None) as replica:
                 trial = partial(problem_of, runner, variant.recipe, batch, replica, min_gain)
                 return await self._owner.run(trial)
-        except Exception as error:  # noqa: BLE001 - any error of a backend, or a drained pool
+        except Exception as error:  # noqa: BLE001 - any error of a backend
+            if isinstance(error, ServiceError) and error.reason in _WITHOUT_REPLICA:
+                return _NO_REPLICA
             return _NO_MEMORY if is_out_of_memory(error) else f"it failed with {type(error).__name__}"
 
     async def find_kept(self, deployment: Deployment) -> Sequence[KeptVariant]:
@@ -233,7 +245,8 @@ class VariantBuilder:
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
             problem = first_line(error)
             self._log.warning("compiled pass not restored", **described(variant), problem=problem)
-            await asyncio.to_thread(store.remove, key)
+            if problem != _NO_REPLICA:  # otherwise the next process may try it
+                await asyncio.to_thread(store.remove, key)
             variant.state, variant.built = State.COUNTING, Built()
             return
         variant.kept_key, variant.is_proven = key, False

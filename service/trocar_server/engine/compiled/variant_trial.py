@@ -82,7 +82,8 @@ def _problem_with_company(
     rows = arguments[0].shape[0]
     other = [torch.cat([argument, argument.flip(0).roll(1, -1)]) for argument in arguments]
     found = runner.run(other)
-    if any(value.dim() == 0 or value.shape[0] != 2 * rows for value in found.values()):
+    pairs = [(alone[name], value) for name, value in found.items()]
+    if any((own.shape[:1], both.shape[:1]) != ((rows,), (2 * rows,)) for own, both in pairs):
         return ""  # such values are never merged
     share = worst_deviation(runner.numerics, alone, {name: value[:rows] for name, value in found.items()})
     return "" if keeps_promise(share) else "the samples of a batch influence each other"

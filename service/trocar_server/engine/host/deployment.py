@@ -103,6 +103,8 @@ class Deployment:
     """Passes that were recorded, on the meta device or on synthetic data, without that of the example."""
     differed_count: int = 0
     """Times that a pass had other shapes than predicted: what was checked before does not hold any more."""
+    tensor_digests: dict[str, str] = field(default_factory=dict)
+    """Of weights that never change, as far as they were hashed; see `weights_digest`."""
     _to_extend: Signature | None = None
     _on_data: OrderedDict[Signature, ServiceError | None] = field(default_factory=OrderedDict)
     """Signatures that have no meta pass, with the model's error on synthetic data, if any."""

@@ -5,6 +5,8 @@ from enum import StrEnum, unique
 
 import torch
 
+from trocar_server.tensors.bits import same_bits
+
 
 @unique
 class Numerics(StrEnum):
@@ -31,7 +33,8 @@ _MARGIN = 1.25
 def deviation(numerics: Numerics, expected: torch.Tensor, found: torch.Tensor) -> float:
     """Return the deviation from the expected values, as a share of the promised maximum: 1 is just kept.
 
-    NaN, infinity and its negative must each be in the same places. Calls torch: owner thread only.
+    Exact values must have the same bits. In others NaN, infinity and its negative must each be in the same
+    places. Calls torch: owner thread only.
 
     Args:
         numerics: The promise.
@@ -41,7 +44,7 @@ def deviation(numerics: Numerics, expected: torch.Tensor, found: torch.Tensor) -
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return float("inf")
     if numerics is Numerics.EXACT or not expected.is_floating_point():
-        return 0.0 if torch.equal(expected, found) else float("inf")
+        return 0.0 if same_bits(expected, found) else float("inf")
     finite = torch.isfinite(expected)
     if not torch.equal(finite, torch.isfinite(found)):
         return float("inf")

@@ -89,7 +89,8 @@ def run_pass(
         pass_spec: Edits, objective and start of the pass.
         guard: Aborts the pass.
         operands: For each tap, by position: the operands of its reductions.
-        in_inference_mode: Whether a pass without gradients runs in it. See Note: [Inference mode].
+        in_inference_mode: Whether a pass without gradients runs in it. See Note: [Inference mode] in
+            `surgery.kept_tensors`.
 
     Raises:
         StartMixedError: A module after the start needs a value from before it.
@@ -107,24 +108,6 @@ def run_pass(
             _check_data(collected.values)
         values = _apart(collected.values, replica.module) if replica.is_live else collected.values
         return finish_pass(replace(collected, values=values), targets, guard, operands, started, arguments[1])
-
-
-# Note: [Inference mode]
-# It saves some time, and two kinds of models do not run in it (torch 2.14): those that derive in their own
-# forward, as forces from an energy are, and those that keep tensors where `graphs_end_here` does not reach,
-# in a function's cache for example, and are then asked for gradients. They are known by torch's messages.
-def needs_autograd(problem: ServiceError) -> bool:
-    """Whether a pass failed because its model, or an earlier pass of it, ran in inference mode."""
-    return problem.reason is ErrorReason.INPUT_REJECTED and any(
-        words in problem.message for words in _OF_INFERENCE_MODE
-    )
-
-
-_OF_INFERENCE_MODE = (
-    "Inference tensors cannot be saved for backward",
-    "inference tensor outside InferenceMode",
-    "does not require grad",
-)
 
 
 def finish_pass(

@@ -27,13 +27,13 @@ class _Room:
 
     reservation: Reservation | None
     kept_bytes: int | None
-    spare_bytes: int
+    may_overdraw: bool
     byte_count: int = 0
 
     def reserve(self, byte_count: int, rows: int) -> None:
         if self.reservation is not None:
             kept_bytes = None if self.kept_bytes is None else self.kept_bytes + self.byte_count
-            self.reservation.reserve(byte_count, rows, kept_bytes=kept_bytes, spare_bytes=self.spare_bytes)
+            self.reservation.reserve(byte_count, rows, kept_bytes=kept_bytes, may_overdraw=self.may_overdraw)
             self.byte_count += byte_count
 
     def give_back(self) -> None:
@@ -155,7 +155,7 @@ class Preparation:
         reservation: Reservation | None = None,
         *,
         kept_bytes: int | None = None,
-        spare_bytes: int = 0,
+        may_overdraw: bool = False,
     ) -> Prepared:
         """Decode the images of a checked plan, and of its sources.
 
@@ -164,8 +164,8 @@ class Preparation:
             payloads: Its payloads.
             deadline: A time of `time.monotonic()` in seconds, or None.
             reservation: The reservation for the bytes of decoded and prepared images.
-            kept_bytes: As for `Reservation.reserve`, as is `spare_bytes`.
-            spare_bytes: See there.
+            kept_bytes: As for `Reservation.reserve`, as is `may_overdraw`.
+            may_overdraw: See there.
 
         Raises:
             ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position; `SERVER_BUSY`;
@@ -174,7 +174,7 @@ class Preparation:
         if not checked.has_images:
             return Prepared(checked, payloads, *checked.no_images)
         hosted, plan = checked.deployment.hosted, checked.plan
-        room = _Room(reservation, kept_bytes, spare_bytes)
+        room = _Room(reservation, kept_bytes, may_overdraw)
         try:
             async with until(deadline, "the images were decoded"):
                 images = await self.decode(hosted, plan.inputs, payloads.inputs, room.reserve)

@@ -27,7 +27,7 @@ from trocar_server.engine.request.plan import Payloads, Plan, Signature, split_a
 from trocar_server.engine.resolve.pass_memory import check_memory
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import plan_surgery
-from trocar_server.engine.run.forward_pass import PassResult, domain_errors, needs_autograd, run_pass
+from trocar_server.engine.run.forward_pass import PassResult, domain_errors, run_pass
 from trocar_server.engine.run.operand_tensors import NO_OPERANDS, OperandTensors, check_dtypes
 from trocar_server.engine.run.source_passes import SourcePass, found_values
 from trocar_server.engine.run.start_value import (
@@ -49,7 +49,9 @@ from trocar_server.surgery import (
     StartMixedError,
     StartSession,
     clear_caches,
+    is_of_inference_mode,
     laid_out,
+    needs_autograd,
 )
 
 NO_SOURCES: RecordedSources = {}
@@ -133,7 +135,7 @@ def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Re
 
     A pass that runs out of GPU memory is retried once after the allocator has released its cache, which is
     often fragmented. One that fails because of inference mode is run again without it, as all later ones of
-    the deployment are; see Note: [Inference mode].
+    the deployment are; see Note: [Inference mode] in `surgery.kept_tensors`.
 
     Raises:
         ServiceError: Any error of the request, and any reason to stop a pass.
@@ -186,6 +188,8 @@ def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[R
             called = split_arguments(checked.argument_names, arguments)
         ready = _ReadyPass(checked, replica, arguments, called, operands, sources, guard)
         if checked.is_certain and checked.resolved is not None:
+            if checked.recording is None or checked.recording.overwrites_inputs:
+                ready = ready.on_spare_arguments()  # on the CPU they are the payload, which a retry reads
             resolved, result = _run(ready, checked.resolved)
         else:
             resolved, result = _run_from_start(ready) if is_start else _run_resolved(ready)
@@ -248,7 +252,7 @@ def _run_resolved(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     ready = ready.on_own_data()
     resolved = _resolve_own(ready)
     try:
-        return _run(ready, resolved)
+        return _run(ready.on_spare_arguments(), resolved)
     except CallsDifferError as differs:
         raise _ambiguous(differs) from None
 
@@ -379,7 +383,8 @@ def _run_rest(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     passing = replace(ready.replica, module=make_replica(ready.replica.module))
     session: StartSession | None = None
     try:
-        session = StartSession(passing.module, start.target, laid_out(value, start.strides))
+        # A copy: the pass may write to it, and may have to run again.
+        session = StartSession(passing.module, start.target, laid_out(value.clone(), start.strides))
         pass_spec = replace(pass_spec, start=session)
         return resolved, run_pass(
             passing,
@@ -396,5 +401,7 @@ def _run_rest(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
         raise
     except Exception as error:
         if session is not None and session.has_begun:
+            raise
+        if deployment.in_inference_mode and is_of_inference_mode(str(error)):  # `_remedy` sees to it
             raise
         raise needs_data(at, first_line(error)) from None

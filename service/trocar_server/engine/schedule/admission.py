@@ -6,12 +6,20 @@ computed. All are released when freed or when the call ends. Seconds are the est
 that is not done yet, learnt from finished passes. Calls never wait here: one that does not fit is refused at
 once, with the size that would fit and a retry delay. Read-only and control methods reserve nothing and are
 always admitted.
+
+# Note: [Overdraft]
+
+A stream keeps the batches that it has received until they are decoded, and decoding takes more bytes. When
+every stream waits for these, none releases any. So a stream with nothing decoded may take what its next batch
+needs beyond a budget, one stream at a time for each budget, in the order in which they asked. A budget is
+exceeded by one batch at most, and no batch may be larger than a budget.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
+from itertools import takewhile
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.cgroup_memory import memory_limit_bytes
@@ -46,7 +54,7 @@ _CLASS_SHARES = {
 """Largest share of all bytes for each class, so that no class can starve the others."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Budget:
     """The part of a budget that is taken."""
 
@@ -73,7 +81,7 @@ class Reservation:
         rows: int = 1,
         *,
         kept_bytes: int | None = None,
-        spare_bytes: int = 0,
+        may_overdraw: bool = False,
         seconds: float | None = None,
     ) -> None:
         """Reserve bytes, and seconds of computing.
@@ -83,14 +91,14 @@ class Reservation:
             rows: Number of their samples, for the error to state how many would fit.
             kept_bytes: The part of those reserved already that the call keeps while it waits: a stream
                 releases those of earlier batches. All of them when None.
-            spare_bytes: Bytes by which the budgets may be exceeded: those of later batches of a stream, which
-                are released only after this one.
+            may_overdraw: Whether the budgets may be exceeded, when it is this stream's turn, until
+                `end_overdraft`; see Note: [Overdraft].
             seconds: Estimated seconds of computing, if they are known with the bytes; see `expect`.
 
         Raises:
             ServiceError: `SERVER_BUSY`, they do not fit now; `REQUEST_TOO_LARGE`, they never will.
         """
-        self.check(byte_count, rows, kept_bytes=kept_bytes, spare_bytes=spare_bytes, seconds=seconds)
+        self.check(byte_count, rows, kept_bytes=kept_bytes, may_overdraw=may_overdraw, seconds=seconds)
         self.add(byte_count, seconds or 0.0)
 
     def check(
@@ -99,7 +107,7 @@ class Reservation:
         rows: int = 1,
         *,
         kept_bytes: int | None = None,
-        spare_bytes: int = 0,
+        may_overdraw: bool = False,
         seconds: float | None = None,
     ) -> None:
         """Refuse what would not fit now; reserves nothing, as announced bytes may never arrive.
@@ -108,7 +116,7 @@ class Reservation:
             ServiceError: As `reserve` does.
         """
         before = self.byte_count if kept_bytes is None else kept_bytes
-        self._admission.check_bytes(self, byte_count, rows, before, spare_bytes)
+        self._admission.check_bytes(self, byte_count, rows, before, may_overdraw)
         if seconds is not None and self._budgets[1].seconds:
             self._admission.check_seconds(self, seconds)
 
@@ -155,6 +163,21 @@ class Reservation:
             limits.max_pending_bytes - of_all.byte_count,
         )
 
+    def exceeded(self, byte_count: int = 0) -> list[_Budget]:
+        """Return those of its budgets that are exceeded, or would be with some bytes more."""
+        limits = self._admission.limits
+        most = (self._admission.class_bytes[self.kind], limits.max_principal_bytes, limits.max_pending_bytes)
+        pairs = zip(self._budgets, most, strict=True)
+        return [budget for budget, limit in pairs if budget.byte_count + byte_count > limit]
+
+    def is_of(self, budgets: Sequence[_Budget]) -> bool:
+        """Whether one of some budgets is one of its own."""
+        return any(budget in self._budgets for budget in budgets)
+
+    def end_overdraft(self) -> None:
+        """Let the next stream exceed the budgets, or stop waiting for that."""
+        self._admission.overdrafts.pop(self, None)
+
     def end(self) -> None:
         """Release everything."""
         for budget in self._budgets:
@@ -182,6 +205,8 @@ class Admission:
     """Whether no call is admitted."""
     sharers: int = 1
     """Servers that share the calls of each caller; each admits an equal part of `max_principal_s`."""
+    overdrafts: dict[Reservation, None] = field(default_factory=dict)
+    """Those that exceed a budget, or wait for their turn to do so, in order; see Note: [Overdraft]."""
     _total: _Budget = field(default_factory=_Budget)
     _flows: dict[str, _Budget] = field(default_factory=dict)
     _classes: dict[MethodClass, _Budget] = field(
@@ -190,7 +215,7 @@ class Admission:
 
     def __post_init__(self) -> None:
         most = self.limits.max_pending_bytes
-        self._class_bytes = {kind: int(most * share) for kind, share in _CLASS_SHARES.items()}
+        self.class_bytes = {kind: int(most * share) for kind, share in _CLASS_SHARES.items()}
         """The most bytes for all calls of each class."""
 
     @contextmanager
@@ -206,6 +231,7 @@ class Admission:
             yield reservation
         finally:
             reservation.end()
+            self.overdrafts.pop(reservation, None)
             self.is_idle = not self._total.calls
             if not own.calls:
                 del self._flows[flow]
@@ -222,18 +248,18 @@ class Admission:
     def most_bytes(self, kind: MethodClass) -> int:
         """Return the most bytes that one call of a class may reserve."""
         limits = self.limits
-        return min(limits.max_principal_bytes, self._class_bytes[kind], limits.max_pending_bytes)
+        return min(limits.max_principal_bytes, self.class_bytes[kind], limits.max_pending_bytes)
 
     def flows(self) -> tuple[str, ...]:
         """Return the flows that have admitted calls."""
         return tuple(self._flows)
 
     def check_bytes(
-        self, reservation: Reservation, byte_count: int, rows: int, before: int, spare_bytes: int = 0
+        self, reservation: Reservation, byte_count: int, rows: int, before: int, may_overdraw: bool
     ) -> None:
         """Refuse bytes that do not fit beside those reserved before; see `Reservation.reserve`."""
         whole = before + byte_count
-        of_class = self._class_bytes[reservation.kind]
+        of_class = self.class_bytes[reservation.kind]
         most = min(self.limits.max_principal_bytes, of_class, self.limits.max_pending_bytes)
         if whole > most:
             raise ServiceError(
@@ -243,8 +269,8 @@ class Admission:
                 byte_count=str(whole),
                 limit=str(most),
             )
-        free = reservation.free_bytes(of_class, self.limits) + spare_bytes
-        if byte_count > free:
+        free = reservation.free_bytes(of_class, self.limits)
+        if byte_count > free and not (may_overdraw and self._has_turn(reservation, byte_count)):
             raise self._busy(
                 reservation,
                 f"the call needs {byte_count:,} bytes of memory and {max(0, free):,} are free for it; "
@@ -253,9 +279,16 @@ class Admission:
                 fitting_rows=str(_fitting(free + before, whole, rows)),
             )
 
+    def _has_turn(self, reservation: Reservation, byte_count: int) -> bool:
+        """Whether no earlier stream exceeds, or waits to exceed, a budget that these bytes would exceed."""
+        self.overdrafts.setdefault(reservation)
+        exceeded = reservation.exceeded(byte_count)
+        earlier = takewhile(lambda other: other is not reservation, self.overdrafts)
+        return not any(other.is_of(exceeded) for other in earlier)
+
     def check_growth(self, reservation: Reservation, byte_count: int) -> None:
         """Refuse arrived bytes when other calls have reserved the room meanwhile."""
-        free = reservation.free_bytes(self._class_bytes[reservation.kind], self.limits)
+        free = reservation.free_bytes(self.class_bytes[reservation.kind], self.limits)
         if byte_count > free:
             raise self._busy(
                 reservation,

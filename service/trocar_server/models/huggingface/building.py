@@ -7,6 +7,7 @@ transformers is imported here and nowhere else in the server, late: it takes sec
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, nearest
 from trocar_server.late_imports import late_imports
 from trocar_server.models.huggingface.folder import ModelFolder, check_weights
 from trocar_server.models.huggingface.pooling import add_pooling
@@ -77,16 +78,15 @@ def build(
         weights: Whether to load the folder's.
 
     Raises:
-        ServiceError: `MODEL_INVALID`; `WEIGHTS_MISMATCH`, the file lacks parameters of this class.
+        ServiceError: `MODEL_INVALID`, an option that the configuration does not have among others;
+            `WEIGHTS_MISMATCH`, the file lacks parameters of this class.
     """
     if weights:
         check_weights(folder)
     with quietly():
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(
-            folder.path, local_files_only=True, trust_remote_code=False, **options
-        )
+        config = _configuration(transformers, folder, options)
         chosen = _class_for(transformers, folder, task, config)
         config = _own_config(chosen, config)
         if weights:
@@ -98,6 +98,38 @@ def build(
     # Keys and values for later tokens: no pass of ours continues another.
     _without_cache(module)
     return module
+
+
+def _configuration(transformers: Any, folder: ModelFolder, options: Mapping[str, Any]) -> Any:
+    """Read a folder's configuration and replace entries; transformers would drop those that it does not know.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, there is no such entry.
+    """
+    where = {"local_files_only": True, "trust_remote_code": False, "return_unused_kwargs": True}
+    load = partial(transformers.AutoConfig.from_pretrained, folder.path, **where)
+    config, unused = load(**options)
+    for name in sorted(options.keys() & unused.keys()):
+        raise _no_option(config, "", name, options[name])
+    parts = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    before = load()[0] if parts else None  # the part that is made of a mapping has whatever was in it
+    for part, entries in parts.items():
+        own = getattr(before, part, None)
+        for name in sorted(entries) if hasattr(own, "model_type") else ():
+            if not hasattr(own, name):
+                raise _no_option(own, f"{part}.", name, entries[name])
+    return config
+
+
+def _no_option(config: Any, prefix: str, name: str, value: Any) -> ServiceError:
+    """Error for an entry that a configuration lacks; a part may have it, as CLIP's `vision_config`."""
+    parts = [part for part in config.sub_configs if hasattr(getattr(config, part, None), name)]
+    examples = [repr({part: {name: value}}) for part in parts]
+    hints = nearest(name, [*config.to_dict(), *config.attribute_map, "num_labels"])
+    rest = f"nearest: {', '.join(prefix + hint for hint in hints)}" if hints else "config.json lists them"
+    if examples:
+        rest = f"write {' or '.join(examples)}"
+    return invalid(f"{type(config).__name__} has no option '{prefix}{name}'; {rest}")
 
 
 def _class_for(transformers: Any, folder: ModelFolder, task: str, config: Any) -> Any:

@@ -2,6 +2,7 @@
 
 CACHE_DIR/hub/org--name@commit/                     the files
 CACHE_DIR/hub/org--name@commit/.trocar-sha256       the digest of each, written when all are there
+CACHE_DIR/hub/.partial-*/                           only while a download runs; see `clean_downloads`
 """
 
 import contextlib

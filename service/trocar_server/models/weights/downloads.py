@@ -8,6 +8,7 @@ An operator without network may put a converted file there under that name.
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Mapping
 from itertools import chain
@@ -79,9 +80,9 @@ def fetch_weights(spec: ModelSpec, weights: WeightsEnum, data_dir: Path) -> Stat
 
 
 def clean_downloads(data_dir: Path) -> None:
-    """Remove partial downloads of killed servers; a running one may share the folder.
+    """Remove partial downloads of killed servers, also those of the Hub; a running one may share the folder.
 
-    Files written to within the last day are kept. Call it once, before the first load.
+    What was written to within the last day is kept. Call it once, before the first load.
     """
     weights, downloads = data_dir / "weights", _downloads(data_dir)
     partial = chain(*(folder.glob(f"*{PARTIAL}") for folder in (weights, weights / "timm")))
@@ -89,11 +90,22 @@ def clean_downloads(data_dir: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # a running server has renamed it
             if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_S:
                 file.unlink()
+    for folder in (data_dir / "hub").glob(".partial-*"):
+        if time.time() - _last_change(folder) > _ABANDONED_AFTER_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def stored_path(weights: WeightsEnum, data_dir: Path) -> Path:
     """Return where the safetensors file of torchvision's weights is kept."""
     return data_dir / "weights" / PurePosixPath(_file_name(weights)).with_suffix(".safetensors")
+
+
+def _last_change(folder: Path) -> float:
+    """Time of the last change in a folder, in seconds since 1970; now, where a running server changes it."""
+    try:
+        return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return time.time()
 
 
 def _unpickle(weights: WeightsEnum, data_dir: Path) -> Mapping[str, Tensor]:

@@ -18,6 +18,7 @@ from trocar_api.v1.objective_pb2 import Objective
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.weights_digest import weights_digest
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Payloads, Plan
 from trocar_server.engine.run.extraction import Extraction
@@ -76,6 +77,18 @@ class _Stream:
     ready_bytes: int = 0
     """Bytes of prepared batches, and of results that are not sent yet."""
 
+    def release(self, byte_count: int) -> None:
+        """Release bytes of what was ready; reserve them if negative: results may be larger than inputs."""
+        self.reservation.add(-byte_count)
+        self.ready_bytes -= byte_count
+        if byte_count > 0:
+            self.end_repaid_overdraft()
+
+    def end_repaid_overdraft(self) -> None:
+        """Let other streams exceed the budgets, unless something ready does; see Note: [Overdraft]."""
+        if not (self.ready_bytes and self.reservation.exceeded()):
+            self.reservation.end_overdraft()
+
 
 @dataclass
 class _Result:
@@ -112,8 +125,7 @@ class StreamService:
                 async for result in messages:
                     with phase("reply"):
                         await send(context, result.messages, stall_s)
-                    reservation.add(-result.byte_count)
-                    stream.ready_bytes -= result.byte_count
+                    stream.release(result.byte_count)
             await send(context, await self._engine.owner.run(lambda: _end(stream, counts)), stall_s)
 
     async def _start(self, reader: StreamReader, principal: str, reservation: Reservation) -> _Stream:
@@ -147,7 +159,9 @@ class StreamService:
         if not start.has_running_statistics:
             return None
         operands = received[: len(received) - len(plan.objective_operands)]  # those are labels
-        facts = [_model_facts(self._engine.deployment(plan.model_id).hosted), _settings(start)]
+        deployment = self._engine.deployment(plan.model_id)
+        weights = await weights_digest(deployment, self._engine.deployments.values(), self._engine.owner)
+        facts = [_model_facts(deployment.hosted, weights), _settings(start)]
         facts += [stored[name].digest for name in sorted(stored)]
         computation = await asyncio.to_thread(_digest, [*facts, *(operand.data for operand in operands)])
         return await self._engine.owner.run(lambda: StreamStatistics(plan.taps, checkpoint, computation))
@@ -159,6 +173,7 @@ class StreamService:
             async for batch in batches:
                 ready = await self._decoded(stream, batch)
                 stream.ready_bytes += ready.byte_count
+                stream.end_repaid_overdraft()  # of a batch that failed, or fitted in the end
                 yield ready
 
     async def _decoded(self, stream: _Stream, batch: StreamBatch) -> _ReadyBatch:
@@ -189,9 +204,6 @@ class StreamService:
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
         kept_bytes = stream.idle_bytes + batch.byte_count
         while True:
-            # Batches that were received meanwhile wait for this one, and would block it for ever.
-            later_bytes = stream.reservation.byte_count - kept_bytes - stream.ready_bytes
-            spare_bytes = 0 if stream.ready_bytes else later_bytes
             try:
                 return await self._engine.preparation.prepare(
                     checked,
@@ -199,7 +211,7 @@ class StreamService:
                     deadline,
                     stream.reservation,
                     kept_bytes=kept_bytes,
-                    spare_bytes=spare_bytes,
+                    may_overdraw=not stream.ready_bytes,  # see Note: [Overdraft]
                 )
             except ServiceError as error:
                 if error.reason is not ErrorReason.SERVER_BUSY:
@@ -220,8 +232,7 @@ class StreamService:
                     payloads.append(memoryview(checkpoint))
                 head = pb.ExtractStreamResponse(result=result).SerializeToString()
                 byte_count = sum(payload.nbytes for payload in payloads)
-                stream.reservation.add(byte_count - batch.byte_count)
-                stream.ready_bytes += byte_count - batch.byte_count
+                stream.release(batch.byte_count - byte_count)
                 yield _Result(list(framed(head, payloads, stream.plan.max_chunk_bytes)), byte_count)
 
     async def _fill(
@@ -305,11 +316,13 @@ def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
     return [count] if count else []
 
 
-def _model_facts(hosted: HostedModel) -> bytes:
+def _model_facts(hosted: HostedModel, weights: str) -> bytes:
     """Description of a model and its weights that is the same on every server and after a restart."""
     spec = hosted.spec
     published = spec.rebuilding.sha256 if spec.rebuilding else ""
-    return json.dumps([spec.model_id, spec.architecture, hosted.weights, published]).encode()
+    settings = [spec.dtype, repr(spec.arguments), repr(sorted(spec.options.items()))]
+    images = repr(replace(hosted.preprocessing.describe(), description="") if hosted.preprocessing else None)
+    return json.dumps([spec.model_id, spec.architecture, weights, published, *settings, images]).encode()
 
 
 def _settings(start: pb.ExtractStreamStart) -> bytes:

@@ -4,10 +4,11 @@
         model(batch)
 
 # Note: [Recomputation and hooks]
-`torch.utils.checkpoint` (use_reentrant=False) runs a part of the model again in the backward pass. Hooks and
-edited parameters are removed by then, and calls are counted on: the derivatives would be those of the pass
-without edits, and nothing would tell. So that part keeps its values instead, as any other does. Models import
-`checkpoint` by name; it looks up its generator in its module in each call, and that one is replaced.
+`torch.utils.checkpoint` runs a part of the model again in the backward pass. Hooks and edited parameters are
+removed by then, and calls are counted on: the derivatives would be those of the pass without edits, and
+nothing would tell. With use_reentrant=True the part has no graph before. So that part keeps its values
+instead, as any other does. Models import `checkpoint` by name; it looks up in its module, in each call, its
+generator or, with use_reentrant=True, its function of autograd: these are replaced.
 """
 
 import threading
@@ -56,8 +57,10 @@ def without_recomputation() -> Iterator[None]:
 
 @cache
 def _install() -> bool:
-    """Make torch's generators switchable, for good; returns whether there are any."""
+    """Make torch's two kinds of checkpointing switchable, for good; returns whether there are generators."""
     module = torch.utils.checkpoint
+    reentrant: Any = module.CheckpointFunction
+    reentrant.apply = staticmethod(_switchable_apply(reentrant.apply))
     names = [name for name in _GENERATORS if hasattr(module, name)]
     for name in names:
         setattr(module, name, _switchable(getattr(module, name)))
@@ -68,6 +71,14 @@ def _switchable(generator: Callable[..., Iterator[None]]) -> Callable[..., Itera
     @wraps(generator)
     def made(*args: Any, **kwargs: Any) -> Iterator[None]:
         return _nothing() if _THREAD.is_off else generator(*args, **kwargs)
+
+    return made
+
+
+def _switchable_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(apply)
+    def made(function: Callable[..., Any], preserves_rng_state: bool, *args: Any) -> Any:
+        return function(*args) if _THREAD.is_off else apply(function, preserves_rng_state, *args)
 
     return made
 

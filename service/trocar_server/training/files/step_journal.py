@@ -6,6 +6,7 @@
         ...
 
     FOLDER/<trainer id>/step-<checkpoint>-<number>.safetensors
+    FOLDER/<trainer id>/step-<checkpoint>-<number>.attempts     a byte for each attempt to run it again
 
 An entry belongs to the checkpoint that it follows, whose number is never used again: after a checkpoint, or
 a restore, which is followed by one, the entries of earlier ones count no more.
@@ -100,6 +101,24 @@ class StepJournal:
                 if match and int(match[1]) != checkpoint:
                     remove_quietly(folder / name)
 
+    def begin_attempt(self, trainer_id: str, checkpoint: int, number: int) -> int:
+        """Count, durably, an attempt to run an entry again; returns the number of those before.
+
+        Of these, each has ended its process: other attempts call `end_attempts`.
+
+        Raises:
+            ServiceError: As `write`.
+        """
+        with self._trainers.writing(trainer_id, "journal of steps") as folder:
+            path = _attempts_path(folder, checkpoint, number)
+            count = path.stat().st_size if path.exists() else 0
+            write_durably(path, bytes(count + 1))
+        return count
+
+    def end_attempts(self, trainer_id: str, checkpoint: int, number: int) -> None:
+        """Forget the attempts to run an entry again, as far as the disk lets us."""
+        remove_quietly(_attempts_path(self._trainers.path_of(trainer_id), checkpoint, number))
+
     def has(self, trainer_id: str, checkpoint: int, number: int) -> bool:
         """Whether there is an entry, damaged or not."""
         return _path(self._trainers.path_of(trainer_id), checkpoint, number).exists()
@@ -123,6 +142,10 @@ class StepJournal:
 
 def _path(folder: Path, checkpoint: int, number: int) -> Path:
     return folder / f"step-{checkpoint:08}-{number:08}.safetensors"
+
+
+def _attempts_path(folder: Path, checkpoint: int, number: int) -> Path:
+    return _path(folder, checkpoint, number).with_suffix(".attempts")
 
 
 def _packed(entry: JournalEntry, tensors: dict[str, Tensor]) -> Any:

@@ -26,7 +26,7 @@ MODEL_NAME = "model.json"
 CHECKPOINT_DATA = re.compile(r"checkpoint-(\d{8,16})\.safetensors")
 CHECKPOINT_MANIFEST = re.compile(r"checkpoint-(\d{8,16})\.json")
 WEIGHTS = re.compile(r"weights-[0-9a-f]{32}\.safetensors")
-JOURNAL_ENTRY = re.compile(r"step-(\d{8,16})-(\d{8,16})\.safetensors")
+JOURNAL_ENTRY = re.compile(r"step-(\d{8,16})-(\d{8,16})\.(?:safetensors|attempts)")
 EVENTS_NAME = "events.jsonl"
 """Events of a trainer's fits, where trainers can be taken over by other servers."""
 

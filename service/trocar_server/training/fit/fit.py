@@ -195,7 +195,7 @@ class Fit:
         self._is_saved = False
         self._throughput.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
-        weight = loss_weight(self._core.spec.losses, counted)
+        weight = loss_weight(self._core.spec.losses, counted, self.spec.workers)
         self._state = replace(
             state,
             batch=state.batch + 1,

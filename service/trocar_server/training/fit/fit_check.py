@@ -181,7 +181,10 @@ def _update_count(core: Core, train: Reader, spec: FitSpec) -> int:
 
 
 def _output_shape(core: Core, reader: Reader, field: str, problems: Problems) -> tuple[int, ...] | None:
-    """Return the shape of the model's output for one or two samples; None if the pass fails."""
+    """Return the shape of the model's output for one or two samples; None without one, or if the pass fails.
+
+    There is none where every loss has a selector.
+    """
     if not len(reader):
         return None
     with problems.noting(field):
@@ -190,7 +193,7 @@ def _output_shape(core: Core, reader: Reader, field: str, problems: Problems) ->
             output = core.evaluate(batch, PassGuard()).output
         except NoLabelsError:
             output = core.evaluate(_labelled(core, batch), PassGuard()).output
-        return tuple(output.shape)
+        return None if output is None else tuple(output.shape)
     return None
 
 

@@ -61,7 +61,7 @@ class Evaluation:
         self._position += 1
         if result is None:
             return len(indices)
-        if target is not None:
+        if target is not None and result.output is not None:
             self._metrics.update(result.output, target)
         self._loss_sum += result.loss * loss_weight(self._core.spec.losses, len(indices))
         self._count += len(indices)
@@ -83,10 +83,13 @@ class Evaluation:
         return result, named_target(batch.targets, self._target)
 
 
-def loss_weight(losses: Sequence[LossSpec], sample_count: int) -> int:
-    """Return the factor of a batch's loss in the sum over samples: 1 where the loss is such a sum itself."""
+def loss_weight(losses: Sequence[LossSpec], sample_count: int, workers: int = 1) -> int:
+    """Return the factor of a batch's loss in the sum over samples.
+
+    A loss that is such a sum itself counts once for each worker, as it is the mean of their sums.
+    """
     is_sum = all(term.options.get("reduction") == "sum" for term in losses)
-    return 1 if is_sum else sample_count
+    return workers if is_sum else sample_count
 
 
 def is_better(value: float, best: float | None, rule: EarlyStopSpec) -> bool:

@@ -1,8 +1,8 @@
 """Loss function of a trainer: a weighted sum of terms on its output, on taps and against teachers.
 
 loss = LossFunction(spec.losses)
-loss.check_targets(batch.targets, batch.size, shapes)
-total, terms = loss(output, tapped, batch.targets, teachers)
+counts = loss.check_targets(batch.targets, batch.size, shapes)
+total, terms = loss(output, tapped, batch.targets, teachers, counts=counts)
 
 # Note: [Divergence of tokens]
 Of a model of texts, a value of three dimensions is (batch, tokens, classes). `kl_div` then compares the
@@ -24,6 +24,7 @@ from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 _NO_TENSORS: Mapping[str, Tensor] = {}
 _NO_TEACHERS: Mapping[TeacherSpec, Tensor] = {}
 _NO_ARGUMENTS: Mapping[str, Any] = {}
+_NO_COUNTS: Mapping[int, int | None] = {}
 _MASKS = ("decoder_attention_mask", "attention_mask")
 _MOST_FITTING = 256
 
@@ -60,7 +61,7 @@ class LossFunction:
 
     def check_targets(
         self, targets: Mapping[str, Tensor], size: int, shapes: Mapping[str, Shape] | None = None
-    ) -> None:
+    ) -> dict[int, int | None]:
         """Validate targets before the pass; a label out of range would break the process's CUDA context.
 
         Args:
@@ -68,10 +69,14 @@ class LossFunction:
             size: The batch's size.
             shapes: Shapes of the values by selector, "" for the output, as far as known.
 
+        Returns:
+            The number of classes that the labels of each term are within, by its position; None if unknown.
+
         Raises:
             NoLabelsError: `TARGET_REJECTED`, all labels of a target are ignored.
             ServiceError: `TARGET_REJECTED`.
         """
+        counts: dict[int, int | None] = {}
         for index, spec in enumerate(self.specs):
             if spec.teacher is not None or not LOSSES[spec.name].has_target:
                 continue
@@ -80,7 +85,8 @@ class LossFunction:
             if layout not in self._fitting:
                 check_layout(spec, target, size, shape)
                 self._fits(layout)
-            check_values(spec, target, shape, of_texts=self._of_texts)
+            counts[index] = check_values(spec, target, shape, of_texts=self._of_texts)
+        return counts
 
     def __call__(
         self,
@@ -89,15 +95,17 @@ class LossFunction:
         targets: Mapping[str, Tensor] = _NO_TENSORS,
         teachers: Mapping[TeacherSpec, Tensor] = _NO_TEACHERS,
         arguments: Mapping[str, Any] = _NO_ARGUMENTS,
+        counts: Mapping[int, int | None] = _NO_COUNTS,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss.
 
         Args:
             output: The model's output; see `main_output`.
             values: Other values of its pass, by selector.
-            targets: Targets by name, validated by `check_targets`; here only shapes are checked.
+            targets: Targets by name, validated by `check_targets`; here shapes are checked.
             teachers: Values of other models.
             arguments: Keyword arguments of the pass, an attention mask among them.
+            counts: From `check_targets`; labels are checked again if the value has other classes.
 
         Returns:
             The sum, and the terms by name: detached, before their weights.
@@ -109,7 +117,7 @@ class LossFunction:
         terms: dict[str, Tensor] = {}
         for index, (spec, name) in enumerate(zip(self.specs, self.names, strict=True)):
             value = values[spec.selector] if spec.selector else main_output(output)
-            term = self._term(index, value, targets, teachers, arguments)
+            term = self._term(index, value, targets, teachers, arguments, counts.get(index))
             terms[name] = term.detach()
             weighted = term if spec.weight == 1.0 else term * spec.weight
             total = weighted if total is None else total + weighted
@@ -129,6 +137,7 @@ class LossFunction:
         targets: Mapping[str, Tensor],
         teachers: Mapping[TeacherSpec, Tensor],
         arguments: Mapping[str, Any],
+        count: int | None,
     ) -> Tensor:
         spec = self.specs[index]
         is_of_tokens = self._of_texts and spec.name == "kl_div" and value.ndim == 3
@@ -147,15 +156,13 @@ class LossFunction:
         if layout not in self._fitting:
             check_shape(spec, target, tuple(value.shape))
             self._fits(layout)
-        try:
-            other = converted(spec, target, value)
-            if is_of_tokens:
-                value, other = _rows(value, other, arguments)
-            return _computed(spec, value, other)
-        except (IndexError, ValueError, RuntimeError) as error:
-            if "out of bounds" not in str(error):
-                raise
-            raise ServiceError(ErrorReason.TARGET_REJECTED, f"{spec.name}: a label is out of range") from None
+        of_classes = value.shape[-1:] if LOSSES[spec.name].of_tokens else value.shape[1:2]
+        if of_classes != (count,) and is_labels(spec, target):
+            _check_classes(spec, target, tuple(value.shape))
+        other = converted(spec, target, value)
+        if is_of_tokens:
+            value, other = _rows(value, other, arguments)
+        return _computed(spec, value, other)
 
 
 def main_output(output: Any) -> Tensor:
@@ -265,7 +272,9 @@ def check_layout(spec: LossSpec, target: Tensor, size: int, shape: Shape | None)
         check_shape(spec, target, shape)
 
 
-def check_values(spec: LossSpec, target: Tensor, shape: Shape | None, *, of_texts: bool = False) -> None:
+def check_values(
+    spec: LossSpec, target: Tensor, shape: Shape | None, *, of_texts: bool = False
+) -> int | None:
     """Refuse a target before the pass, by its values.
 
     Args:
@@ -274,6 +283,9 @@ def check_values(spec: LossSpec, target: Tensor, shape: Shape | None, *, of_text
         shape: Shape of the value that it is compared with, as far as known.
         of_texts: See `LossFunction`.
 
+    Returns:
+        The number of classes that labels are within; None where it is unknown, and for other targets.
+
     Raises:
         NoLabelsError: All labels are ignored.
         ServiceError: `TARGET_REJECTED`: numbers that are not finite, labels out of range.
@@ -281,12 +293,12 @@ def check_values(spec: LossSpec, target: Tensor, shape: Shape | None, *, of_text
     if target.is_floating_point() and not torch.isfinite(target).all():
         raise _rejected(spec, "has numbers that are not finite (NaN or infinity)")
     if LOSSES[spec.name].takes_indices:
-        if not target.is_floating_point():
-            _check_classes(spec, target, shape)
-    elif spec.name == "bce_with_logits":
+        return None if target.is_floating_point() else _check_classes(spec, target, shape)
+    if spec.name == "bce_with_logits":
         _check_range(spec, target)
     elif spec.name == "kl_div":
         _check_probabilities(spec, target, -1 if of_texts and target.ndim == 3 else min(1, target.ndim - 1))
+    return None
 
 
 def check_shape(spec: LossSpec, target: Tensor, shape: Shape) -> None:
@@ -330,7 +342,7 @@ def _check_token_labels(spec: LossSpec, target: Tensor, shape: Shape) -> None:
         )
 
 
-def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
+def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> int | None:
     ignored = spec.options.get("ignore_index", -100)
     labels = target.to(torch.int64)
     is_counted = labels.ne(int(ignored) if isinstance(ignored, int) else -100)
@@ -354,6 +366,7 @@ def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
     if low < 0 or (count is not None and high >= count):
         top = "at least 0" if count is None else f"from 0 to {count - 1}: the model has {count} classes"
         raise _rejected(spec, f"has labels from {low} to {high}; they must be {top}")
+    return count
 
 
 def _check_range(spec: LossSpec, target: Tensor) -> None:

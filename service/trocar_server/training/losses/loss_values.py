@@ -1,6 +1,6 @@
 """Loss values: selectors of loss terms, resolved to values of a pass."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -29,7 +29,12 @@ def loss_leaf(selector: str, recording: Recording) -> Leaf:
 
 
 def known_shapes(
-    losses: Sequence[LossSpec], recording: Recording, *, is_same_size: bool, of_texts: bool = False
+    losses: Sequence[LossSpec],
+    recording: Recording,
+    *,
+    is_same_size: bool,
+    of_texts: bool = False,
+    varying: Collection[int] = (),
 ) -> dict[str, Shape]:
     """Return the shapes of values by selector, for `LossFunction.check_targets`.
 
@@ -38,17 +43,25 @@ def known_shapes(
         recording: A recorded pass of the trained model.
         is_same_size: Whether samples have the same shape as in the recorded pass; otherwise only the number
             of classes and the number of dimensions are known.
-        of_texts: Whether values of three dimensions are (batch, tokens, classes).
+        of_texts: Whether values of three dimensions are (batch, tokens, classes), except for cross_entropy.
+        varying: Sizes of the recorded pass's inputs that other samples need not have, for example of tokens.
     """
     shapes: dict[str, Shape] = {}
     for spec in losses:
-        sizes: list[int | None] = [*(loss_leaf(spec.selector, recording).shape or (0,))[1:]]
-        if not is_same_size:  # the number of classes stays
-            is_last = LOSSES[spec.name].of_tokens or (of_texts and len(sizes) == 2)
-            of_classes = len(sizes) - 1 if is_last else 0
-            sizes = [size if index == of_classes else None for index, size in enumerate(sizes)]
-        shapes[spec.selector] = (None, *sizes)
+        sizes = (loss_leaf(spec.selector, recording).shape or (0,))[1:]
+        shapes[spec.selector] = (None, *(sizes if is_same_size else _lasting(spec, sizes, of_texts, varying)))
     return shapes
+
+
+def _lasting(spec: LossSpec, sizes: Sequence[int], of_texts: bool, varying: Collection[int]) -> Shape:
+    """Return only the number of classes: not where it may be, for example, the number of tokens."""
+    of_tokens = LOSSES[spec.name].of_tokens
+    is_last = of_tokens or (of_texts and len(sizes) == 2 and spec.name != "cross_entropy")
+    of_classes = len(sizes) - 1 if is_last else 0
+    return [
+        size if index == of_classes and (of_tokens or size not in varying) else None
+        for index, size in enumerate(sizes)
+    ]
 
 
 def _output(recording: Recording) -> Leaf:

@@ -15,11 +15,12 @@ The in-backward optimizer cannot have copies: an error in the middle of its pass
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_replica, stages_for
-from trocar_server.surgery import PassGuard
+from trocar_server.surgery import PassGuard, clear_caches, needs_autograd
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription, describe
 from trocar_server.training.model.determinism import determinism
@@ -59,6 +60,8 @@ from trocar_server.training.step.update_rules import (
     WithClosure,
     finite_norm,
 )
+
+_Result = TypeVar("_Result")
 
 _COUNTS = ("step_count", "update_count", "skipped_count", "accumulated_count")
 
@@ -224,10 +227,13 @@ class TrainerCore:
             NonFiniteError: The loss is not finite.
             ServiceError: As `step`.
         """
-        self._gradients.clear()
+
+        def run(here: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
+            self._gradients.clear()
+            return self._pass.run(here, guard)
+
         self._random = RandomStream(seed, self.hosted.device)
-        with self._attempt():
-            return self._pass.run(batch.to(self.hosted.device), guard)
+        return self._attempt(run, batch, guard)
 
     def shared_tensors(self) -> list[Tensor]:
         """Return the memory of what a pass reads and training changes: trained parameters and all buffers."""
@@ -376,9 +382,7 @@ class TrainerCore:
         started, rates = time.perf_counter(), self._updater.learning_rates
         saved, written = self._saved.counts() if self._saved.is_used else (0, 0)
         try:
-            with self._attempt():
-                guard.check()
-                taken = self._update_rule.take(batch.to(self.hosted.device), guard)
+            taken = self._attempt(self._update_rule.take, batch, guard)
         except NonFiniteError as error:
             return self._skipped(str(error), StepResult(float("nan"), learning_rates=rates), batch)
         self._norm = taken.norm
@@ -400,20 +404,43 @@ class TrainerCore:
             written_bytes=now_written - written,
         )
 
-    @contextmanager
-    def _attempt(self) -> Iterator[None]:
-        """Roll back the context if it fails. See Note: [Transactional steps]."""
+    def _attempt(
+        self,
+        run: Callable[[Batch, PassGuard], _Result],
+        batch: Batch,
+        guard: PassGuard,
+        *,
+        is_last: bool = False,
+    ) -> _Result:
+        """Run a batch, and roll back if that fails. See Note: [Transactional steps].
+
+        Where a function cache has kept tensors of another call's pass, it is cleared, and the batch runs once
+        more, if it can. See Note: [Inference mode] in `surgery.kept_tensors`.
+        """
         self._buffers.save()
         self._update_rule.begin()
         try:
             with step_errors(self.hosted), self._determinism(), self._random.in_place():
-                yield
+                guard.check()
+                return run(batch.to(self.hosted.device), guard)
         except BaseException as error:
             self._buffers.restore()
             if self._update_rule.is_torn:
                 self._broken = f"a step failed while it updated weights ({first_line(error)})"
                 raise broken(self._broken) from error
-            raise
+            if not (isinstance(error, ServiceError) and needs_autograd(error)):
+                raise
+            clear_caches(self.module)
+            if is_last or not self._can_repeat(batch):
+                raise
+        return self._attempt(run, batch, guard, is_last=True)  # the handler keeps the failed pass alive
+
+    def _can_repeat(self, batch: Batch) -> bool:
+        """Whether no other rank takes part, and the failed pass has not written to the batch itself."""
+        if isinstance(self._update_rule, Accumulating) and self._update_rule.spread is not None:
+            return False
+        inputs = (*batch.args, *batch.kwargs.values())
+        return all(isinstance(value, Tensor) and value._version == 0 for value in inputs)
 
     def _skipped(self, what: str, result: StepResult, batch: Batch) -> StepResult:
         if self.spec.on_nonfinite == "fail":

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trocar_server.training.spec.trainer_spec import LossSpec
@@ -24,18 +25,20 @@ class PredictionCount:
 
 
 def prediction_count(
-    losses: Sequence[LossSpec], output: Tensor, targets: Mapping[str, Tensor]
+    losses: Sequence[LossSpec], output: Tensor | None, targets: Mapping[str, Tensor]
 ) -> PredictionCount | None:
     """Count where the argmax of (batch, classes, ...) is the target's class; None without class indices.
 
     The target is that of the first cross-entropy on the model's output.
     """
+    if output is None:
+        return None
     for term in losses:
         if term.name == "cross_entropy" and term.teacher is None and not term.selector:
             target = targets.get(term.target or next(iter(targets), ""))
             if target is None or target.is_floating_point() or target.dim() != output.dim() - 1:
                 return None
-            target = target.to(output.device)
+            target = target.to(output.device, torch.int64)  # -100 would be 156 in uint8
             ignored = term.options.get("ignore_index", _LEFT_OUT)
             counts = target.ne(ignored if isinstance(ignored, int) else _LEFT_OUT)
             is_correct = (output.argmax(1) == target) & counts

@@ -46,13 +46,14 @@ class EvalResult:
     Attributes:
         loss: The loss, without regularisers.
         terms: Its terms by name, before their weights.
-        output: The model's main output, (batch, ...), on the model's device.
+        output: The model's main output, (batch, ...), on the model's device; None if every loss has a
+            selector.
         sample_count: Samples of the batch.
         compute_s: Seconds.
     """
 
     loss: float
     terms: Mapping[str, float]
-    output: Tensor
+    output: Tensor | None
     sample_count: int = 0
     compute_s: float = 0.0

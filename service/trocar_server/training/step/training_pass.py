@@ -20,7 +20,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
-from trocar_server.models.inputs import TOKEN_IDS
+from trocar_server.models.inputs import BATCH, IMAGE_BATCH, TOKEN_IDS, InputSignature
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
@@ -84,7 +84,7 @@ class TrainingPass:
         self._trained, self._buffers = trained, buffers
         of_texts = any(entry.name.endswith(TOKEN_IDS) for entry in hosted.signature.inputs)
         self._loss = LossFunction(spec.losses, of_texts=of_texts)
-        self._shapes = _Shapes(spec.losses, record, hosted.input_shape, of_texts)
+        self._shapes = _Shapes(spec.losses, record, hosted, of_texts)
         self._penalties: Penalties | None = None
         if spec.regularizers:
             self._penalties = Penalties(spec.regularizers, trained, module, stages)
@@ -151,11 +151,15 @@ class TrainingPass:
         changed = apply_to_sums(self._of_sums, self._trained, collected)
         return {index: int(count) for index, count in changed.items()}
 
-    def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor]:
-        """Run a batch forward on another tree of the same model, and return loss and main output."""
+    def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor | None]:
+        """Run a batch forward on another tree of the same model, and return loss and main output.
+
+        There is no main output where every loss has a selector: such a model may not have one.
+        """
         with torch.no_grad(), self._autocast():
             output, total, terms = self._score(module, batch, guard)
-        return _scores(total, terms), main_output(output).detach()
+        has_main = any(not spec.selector for spec in self._spec.losses)
+        return _scores(total, terms), main_output(output).detach() if has_main else None
 
     def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
         with self._autocast():
@@ -186,7 +190,7 @@ class TrainingPass:
     def _score(
         self, module: nn.Module, batch: Batch, guard: PassGuard
     ) -> tuple[Any, Tensor, Mapping[str, Tensor]]:
-        self._loss.check_targets(batch.targets, batch.size, self._shapes.of_batch(batch))
+        counts = self._loss.check_targets(batch.targets, batch.size, self._shapes.of_batch(batch))
         taught: dict[Any, Tensor] = {}
         for teacher in self._teachers:
             taught |= teacher.values(batch, guard)
@@ -195,7 +199,7 @@ class TrainingPass:
             taps = self._loss_taps.collecting(module)
         with guard.watching(module), taps as values:
             output = module(*batch.args, **batch.kwargs)
-        total, terms = self._loss(output, values, batch.targets, taught, batch.kwargs)
+        total, terms = self._loss(output, values, batch.targets, taught, batch.kwargs, counts)
         return output, total, terms
 
 
@@ -206,21 +210,31 @@ class _Shapes:
         self,
         losses: Sequence[LossSpec],
         record: Callable[[], Recording],
-        input_shape: tuple[int, ...],
+        hosted: HostedModel,
         of_texts: bool,
     ) -> None:
-        self._input_shape = input_shape
+        self._input_shape, varying = hosted.input_shape, _varying_sizes(hosted.signature)
         self._cached_shapes: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
         with suppress(ServiceError):  # a data-dependent model: targets are then checked against its output
             for is_same in self._cached_shapes:
                 self._cached_shapes[is_same] = known_shapes(
-                    losses, record(), is_same_size=is_same, of_texts=of_texts
+                    losses, record(), is_same_size=is_same, of_texts=of_texts, varying=varying
                 )
 
     def of_batch(self, batch: Batch) -> Mapping[str, Shape]:
         """Return the shapes for a batch; image sizes only if equal to those of the recorded pass."""
         first = next(iter(batch.args), None)
         return self._cached_shapes[isinstance(first, Tensor) and tuple(first.shape[1:]) == self._input_shape]
+
+
+def _varying_sizes(signature: InputSignature) -> frozenset[int]:
+    """Return the sizes of the example's inputs, without the batch, that other inputs need not have."""
+    return frozenset(
+        size
+        for entry in signature.inputs
+        for name, size in zip(entry.shape or (), signature.shape_of(entry, 1), strict=False)
+        if name not in (BATCH, IMAGE_BATCH) and (isinstance(name, str) or not signature.is_complete)
+    )
 
 
 def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:

@@ -1,7 +1,10 @@
 import json
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -10,6 +13,7 @@ import torch
 import torch.utils.dlpack
 from PIL import Image
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import trocar
 from trocar._result import feature_maps
@@ -88,6 +92,48 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     with pytest.raises(OSError, match="the disk is full"):
         maps.save(path)
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (before, [path])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_replaced_keeps_its_mode(maps: trocar.FeatureMaps, tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "features.safetensors"
+    path.touch()
+    path.chmod(mode)
+    maps.save(path)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_file_has_the_mode_of_any_other_one(maps: trocar.FeatureMaps, tmp_path: Path) -> None:
+    path, other = tmp_path / "features.safetensors", tmp_path / "other"
+    maps.save(path)
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
+def test_a_file_can_be_saved_by_two_threads_at_once(
+    maps: trocar.FeatureMaps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, both = tmp_path / "features.safetensors", Barrier(2)
+
+    def saved(*arguments: Any, **options: Any) -> None:
+        save_file(*arguments, **options)
+        both.wait(60)
+
+    monkeypatch.setattr(feature_maps, "save_file", saved)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(maps.save, path) for _ in range(2)]:
+            done.result(60)
+    assert list(tmp_path.iterdir()) == [path]
+    assert np.array_equal(load_file(path)["fc"], maps["fc"])
+
+
+def test_a_folder_that_is_missing_is_told_by_the_files_own_name(
+    maps: trocar.FeatureMaps, tmp_path: Path
+) -> None:
+    path = tmp_path / "missing" / "features.safetensors"
+    with pytest.raises(FileNotFoundError) as caught:
+        maps.save(path)
+    assert caught.value.filename == str(path)
 
 
 def test_saved_files_have_names_values_and_origin(maps: trocar.FeatureMaps, tmp_path: Path) -> None:

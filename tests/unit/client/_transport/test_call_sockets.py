@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trocar._transport.call_sockets import AsyncCallSocket, CallSocket, PreparedCallError, SlotMemory
+from trocar._transport.call_sockets import (
+    AsyncCallSocket,
+    CallSocket,
+    NotPreparedError,
+    PreparedCallError,
+    SlotMemory,
+)
 from trocar_api.descriptors import CALL, DESCRIPTOR_BYTES, DONE, Answer, Ask, SlotLayout
 
 if TYPE_CHECKING:
@@ -93,6 +99,34 @@ async def test_a_slot_whose_answer_came_as_its_task_was_cancelled_is_free(
             await call
     assert calls.is_open
     calls.close()
+
+
+async def test_a_slot_whose_answer_came_right_after_its_task_was_cancelled_is_free(
+    memory: SlotMemory, ends: Any
+) -> None:
+    ours, server = ends
+    calls = AsyncCallSocket(Lease(), ours, memory)
+    for _ in range(2 * SLOTS):
+        call = await answered_call(calls, server, 30.0)
+        call.cancel()
+        calls._deliver()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert calls.is_open
+    calls.close()
+
+
+@pytest.mark.parametrize("ends_it", ["client", "server"])
+async def test_a_call_on_a_connection_that_has_ended_does_not_wait(
+    memory: SlotMemory, ends: Any, ends_it: str
+) -> None:
+    ours, server = ends
+    calls = AsyncCallSocket(Lease(), ours, memory)
+    slot = calls.take()
+    assert slot is not None
+    calls.close() if ends_it == "client" else server.close()
+    with pytest.raises(NotPreparedError):
+        await calls.call(slot, REQUEST_ID, 1.0)
 
 
 def test_a_slot_whose_answer_came_with_ctrl_c_is_free(

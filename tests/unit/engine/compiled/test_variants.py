@@ -18,7 +18,7 @@ from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled import variant_trial
 from trocar_server.engine.compiled.backends.build_worker import Built, Job
 from trocar_server.engine.compiled.compiled_pass import NotCompiledError, recipe_of
-from trocar_server.engine.compiled.variant import Variant
+from trocar_server.engine.compiled.variant import State, Variant
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import (
@@ -77,6 +77,14 @@ class Shifts(Chunks):
         return found
 
 
+class TokensFirst(Chunks):
+    """Its block sees four tokens before the samples, as `nn.TransformerEncoder` does by default."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.block(x.transpose(0, 1))
+        return found.transpose(0, 1)
+
+
 async def _nothing_built(_: Job) -> Built:
     return Built()
 
@@ -84,7 +92,7 @@ async def _nothing_built(_: Job) -> Built:
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     catalogue = Catalogue()
-    for kind, shape in ((Chunks, (3,)), (Photos, (3, SIDE, SIDE)), (Shifts, (3,))):
+    for kind, shape in ((Chunks, (3,)), (Photos, (3, SIDE, SIDE)), (Shifts, (3,)), (TokensFirst, (4, 3))):
         factory = f"{kind.__module__}:{kind.__qualname__}"
         rules = PreprocessingSpec(resize=(SIDE,), crop=(SIDE,)) if kind is Photos else None
         catalogue.add(
@@ -203,6 +211,56 @@ def out_of_memory(*_: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+@pytest.fixture(params=["the queue is full", "the model is unloaded"])
+async def without_replica(
+    request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Variant, Prepared]]:
+    """A variant in use and one of its calls, while no trial can have a replica."""
+    variant, call = await ready(engine, ROWS, "block@-1"), await prepared(engine, ROWS)
+    pool = variant.deployment.pool
+    if request.param == "the model is unloaded":
+        await pool.drain()
+        yield variant, call
+        return
+    monkeypatch.setattr(pool, "_max_queue", 0)
+    async with pool.lease(None):
+        yield variant, call
+
+
+async def test_a_comparison_without_a_replica_proves_nothing(
+    engine: Engine, without_replica: tuple[Variant, Prepared]
+) -> None:
+    variant, call = without_replica
+    await engine.compiled.builder.check_again(variant, call)
+    assert variant.is_ready
+
+
+async def test_a_trial_without_a_replica_is_left_to_a_later_call(
+    engine: Engine, without_replica: tuple[Variant, Prepared]
+) -> None:
+    variant, call = without_replica
+    variant.state = State.TRYING
+    await engine.compiled.builder.attempt(variant, call)
+    assert (variant.state, variant.problems) == (State.CANDIDATE, [])
+    await engine.compiled.builder.warm(variant)
+    assert (variant.state, variant.problems) == (State.CANDIDATE, [])
+
+
+async def test_a_kept_variant_that_finds_no_replica_stays_on_disk(
+    engine: Engine,
+    without_replica: tuple[Variant, Prepared],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    variant, builder, store = without_replica[0], engine.compiled.builder, Mock()
+    way = next(builder._candidates(variant, tmp_path))
+    record = Mock(key="key", engine=way.engine, numerics=way.numerics, built=Built())
+    monkeypatch.setattr(builder, "_store", store)
+    await builder.restore(variant, Mock(record=record, folder=tmp_path))
+    assert variant.state is State.COUNTING
+    store.remove.assert_not_called()
+
+
 async def test_a_group_without_memory_runs_eagerly_and_the_variant_stays(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +299,32 @@ async def test_calls_whose_memory_adds_up_to_too_much_run_one_by_one(
     for maps, i in zip(found, (0, 2), strict=True):
         expected = values(await ask(engine, ROWS[i : i + 2], execution=Execution()))
         np.testing.assert_allclose(values(maps)["value"], expected["value"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3), (4, 4), (1, 1, 2)])
+async def test_values_with_another_dimension_first_are_never_cut_into_samples(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
+) -> None:
+    """Four tokens may be as many as the rows of one call, or of a group."""
+    inputs = np.random.default_rng(0).standard_normal((8, 4, 3)).astype(np.float32)
+    variant = await ready(engine, inputs[:1], "block", "tokensfirst")
+    monkeypatch.setattr(variant.queue, "_most_rows", lambda: 32)
+    calls = [await prepared(engine, inputs[-count:], "block", model_id="tokensfirst") for count in counts]
+    found = await asyncio.gather(*(engine.compiled.extract(variant, call, None, None) for call in calls))
+    block = engine.deployments["tokensfirst"].hosted.module.block
+    assert isinstance(block, nn.Module)
+    for maps, count in zip(found, counts, strict=True):
+        expected = block(torch.from_numpy(inputs[-count:]).transpose(0, 1)).detach().numpy()
+        assert values(maps)["value"].shape == (4, count, 3)
+        np.testing.assert_allclose(values(maps)["value"], expected, rtol=1e-5, atol=1e-6)
+
+
+async def test_a_batch_whose_double_is_as_long_as_the_tokens_does_not_reject_a_variant(
+    engine: Engine,
+) -> None:
+    inputs = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
+    variant = await ready(engine, inputs, "block", "tokensfirst")
+    assert variant.problems == []
 
 
 async def test_a_compiled_pass_that_breaks_leaves_the_inputs_to_the_eager_one(

@@ -79,6 +79,17 @@ def test_whole_numbers_have_to_be_equal() -> None:
     assert deviation(Numerics.BF16, torch.tensor([1, 2]), torch.tensor([1, 3])) == math.inf
 
 
+@pytest.mark.parametrize("value", [[math.nan, 1.0], [-0.0, 1.0], [complex(math.nan, 1.0), 1.0]])
+def test_equal_bits_are_exact(value: list[complex]) -> None:
+    assert deviation(Numerics.EXACT, torch.tensor(value), torch.tensor(value)) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_negative_zero_is_not_exactly_zero(dtype: torch.dtype) -> None:
+    zero = torch.zeros(2, dtype=dtype)
+    assert deviation(Numerics.EXACT, zero, -zero) == math.inf
+
+
 def test_the_worst_value_counts_and_names_have_to_agree() -> None:
     good, bad = values(0, 8), values(1, 8)
     assert worst_deviation(Numerics.FAST, {"a": good, "b": good}, {"a": good, "b": bad}) > 1

@@ -1,6 +1,6 @@
 """Who is let in, what fits, and that everything is given back."""
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from trocar_server.engine.schedule.admission import (
     Admission,
     MethodClass,
     PassThroughput,
+    Reservation,
     with_budgets,
 )
 from trocar_server.errors import ServiceError
@@ -81,6 +82,95 @@ def test_only_bytes_that_come_back_are_worth_waiting_for() -> None:
         with pytest.raises(ServiceError, match="take 401 bytes together") as caught:
             held.reserve(200, kept_bytes=201)
         assert caught.value.reason is ErrorReason.REQUEST_TOO_LARGE
+
+
+def refusal(stream: Reservation, byte_count: int) -> ErrorReason | None:
+    """Ask for bytes as a stream that has nothing ready; return why they were refused."""
+    try:
+        stream.reserve(byte_count, kept_bytes=stream.byte_count, may_overdraw=True)
+    except ServiceError as error:
+        return error.reason
+    return None
+
+
+def test_one_stream_at_a_time_exceeds_the_budget_of_its_caller() -> None:
+    gate = admission()
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(gate.admit(STREAM, "alice")) for _ in range(3))
+        for stream in (first, second, third):
+            stream.reserve(130)
+        assert refusal(first, 271) is ErrorReason.REQUEST_TOO_LARGE
+        assert refusal(first, 200) is None
+        assert gate.reserved("alice")[0] == 590
+        assert [refusal(third, 200), refusal(second, 200)] == [ErrorReason.SERVER_BUSY] * 2
+        with gate.admit(STREAM, "bob") as other:
+            assert refusal(other, 100) is None  # there is room for it
+        first.add(-200)
+        first.end_overdraft()
+        assert [refusal(first, 200), refusal(second, 200)] == [ErrorReason.SERVER_BUSY] * 2  # not their turn
+        assert refusal(third, 200) is None
+    assert gate.reserved() == NOTHING
+    assert not gate.overdrafts
+
+
+def test_a_caller_that_exceeds_its_own_budget_keeps_no_other_from_it() -> None:
+    gate = admission(total=2000)
+    with ExitStack() as stack:
+        alice, alices, bob, bobs = (
+            stack.enter_context(gate.admit(STREAM, flow)) for flow in ("alice", "alice", "bob", "bob")
+        )
+        for stream in (alice, alices, bob, bobs):
+            stream.reserve(150)
+        assert [refusal(each, 200) for each in (alice, bob)] == [None, None]
+        assert [refusal(each, 200) for each in (alices, bobs)] == [ErrorReason.SERVER_BUSY] * 2
+
+
+def test_streams_of_several_callers_exceed_the_total_one_at_a_time() -> None:
+    gate = admission(total=400, own=400)  # 300 for streams
+    with gate.admit(STREAM, "alice") as alice, gate.admit(STREAM, "bob") as bob:
+        alice.reserve(150)
+        bob.reserve(150)
+        assert [refusal(alice, 150), refusal(bob, 150)] == [None, ErrorReason.SERVER_BUSY]
+        alice.end()
+        alice.end_overdraft()
+        assert refusal(bob, 150) is None
+
+
+def test_a_call_that_may_not_exceed_the_budgets_is_refused_as_before() -> None:
+    gate = admission()
+    with gate.admit(STREAM, "alice") as stream, gate.admit(EXTRACT, "alice") as call:
+        stream.reserve(300)
+        with pytest.raises(ServiceError, match="100 are free for it"):
+            call.reserve(200)
+        call.reserve(100)
+        assert not gate.overdrafts
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 100), st.integers(1, 300)), max_size=8), st.data()
+)
+def test_streams_that_wait_for_each_other_all_come_through(
+    sizes: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """Each keeps received bytes until it has got those for decoding; they ask in any order."""
+    gate = admission(total=534, own=400)  # 400 for streams
+    with ExitStack() as stack:
+        waiting = []
+        for caller, received, decoded in sizes:
+            stream = stack.enter_context(gate.admit(STREAM, f"caller {caller}"))
+            with suppress(ServiceError):  # it is not read yet
+                stream.reserve(received)
+                waiting.append((stream, decoded))
+        while waiting:
+            turn = data.draw(st.permutations(waiting))
+            taken = [each for each in turn if refusal(*each) is None]
+            assert taken
+            assert gate.reserved()[0] <= 2 * 400
+            assert all(gate.reserved(f"caller {number}")[0] <= 2 * 400 for number in range(3))
+            for each in taken:
+                each[0].end()
+                each[0].end_overdraft()
+                waiting.remove(each)
 
 
 def test_one_principal_leaves_room_for_others() -> None:

@@ -201,3 +201,23 @@ def test_what_a_killed_download_left_is_removed_and_a_running_one_is_not(data_di
         os.utime(file, (0, 0))
     clean_downloads(data_dir)
     assert [file.exists() for file in (abandoned, running, kept, unfinished)] == [False, True, True, False]
+
+
+def test_what_a_killed_download_of_a_repository_left_is_removed_and_a_running_one_is_not(
+    data_dir: Path,
+) -> None:
+    hub = data_dir / "hub"
+    abandoned, empty, running = hub / ".partial-0123", hub / ".partial-4567", hub / ".partial-89ab"
+    kept = hub / "org--name@0123"
+    files = [folder / "files" / ".cache" / "model.incomplete" for folder in (abandoned, running, kept)]
+    for file in (*files, empty / "file"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    (empty / "file").unlink()
+    for path in (*hub.rglob("*"), hub):
+        os.utime(path, (0, 0))
+    os.utime(files[1])
+    clean_downloads(data_dir)
+    assert [path.exists() for path in (abandoned, empty, running, kept)] == [False, False, True, True]
+    assert files[1].exists()
+    assert files[2].exists()

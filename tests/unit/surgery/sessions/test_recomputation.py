@@ -26,16 +26,18 @@ INSIDE = Target("block.1/grad_out", "block.1", 0, is_gradient=True)
 class Saving(nn.Module):
     """A block that is recomputed in the backward pass, or not."""
 
-    def __init__(self, *, is_saving: bool) -> None:
+    def __init__(self, *, is_saving: bool, use_reentrant: bool = False) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.is_saving = is_saving
+        self.use_reentrant = use_reentrant
         self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
         self.fc = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> Any:
-        hidden: Any = checkpoint(self.block, x, use_reentrant=False) if self.is_saving else self.block(x)
-        return self.fc(hidden)
+        if self.is_saving:
+            return self.fc(checkpoint(self.block, x, use_reentrant=self.use_reentrant))
+        return self.fc(self.block(x))
 
 
 def gradients(model: nn.Module, edits: tuple[EditTarget, ...]) -> dict[str, torch.Tensor]:
@@ -47,20 +49,24 @@ def gradients(model: nn.Module, edits: tuple[EditTarget, ...]) -> dict[str, torc
         return collect(model, ([ROWS.clone()], {}), PassSpec([], surgery, scoring), PassGuard()).values
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("place", [None, *PLACES])
-def test_a_checkpointed_part_has_the_gradients_of_its_edited_pass(place: str | None) -> None:
+def test_a_checkpointed_part_has_the_gradients_of_its_edited_pass(
+    place: str | None, use_reentrant: bool
+) -> None:
     edits = () if place is None else (EditTarget(PLACES[place], Edit(Scale(3.0))),)
     expected, found = (
-        gradients(Saving(is_saving=is_saving).eval().requires_grad_(False), edits)
-        for is_saving in (False, True)
+        gradients(Saving(is_saving=each, use_reentrant=use_reentrant).eval().requires_grad_(False), edits)
+        for each in (False, True)
     )
     assert found.keys() == expected.keys() == {"/grad_in", "block.1/grad_out"}
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
 
 
-def test_checkpointing_goes_on_outside_of_a_pass() -> None:
-    model, calls = Saving(is_saving=True), []
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_goes_on_outside_of_a_pass(use_reentrant: bool) -> None:
+    model, calls = Saving(is_saving=True, use_reentrant=use_reentrant), []
     gradients(model.eval().requires_grad_(False), ())
     model.block.register_forward_pre_hook(lambda *_: calls.append(1))
     model(ROWS.clone().requires_grad_()).sum().backward()

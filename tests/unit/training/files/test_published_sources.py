@@ -3,7 +3,9 @@
 import hashlib
 from pathlib import Path
 
+import pytest
 import torch
+import transformers as T
 from safetensors.torch import save_file
 
 from tests.support.models.transformers_folders import save_family
@@ -36,3 +38,39 @@ def test_a_model_of_a_folder_is_rebuilt_from_it_with_its_own_weights(tmp_path: P
     assert rebuilt.stages == base.stages
     state = rebuilt.module.state_dict()
     assert all(torch.equal(state[name], value) for name, value in tuned.items())
+
+
+def test_a_record_names_the_folder_wherever_the_next_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_family("bert", tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    base = load_model(parse_model_argument("mini=hf:./bert#feature-extraction"), CPU, tmp_path / "cache")
+    assert describe_base(base).source == f"hf:{tmp_path / 'bert'}#feature-extraction"
+
+
+def test_the_dtype_of_a_folder_is_that_of_most_of_its_weights(tmp_path: Path) -> None:
+    blocks = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    config = T.Blip2Config(
+        vision_config={
+            **blocks,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "image_size": 8,
+            "patch_size": 4,
+        },
+        qformer_config={**blocks, "hidden_size": 8, "intermediate_size": 8, "encoder_hidden_size": 16},
+        text_config={
+            **blocks,
+            "model_type": "opt",
+            "hidden_size": 16,
+            "ffn_dim": 32,
+            "word_embed_proj_dim": 16,
+        },
+    )
+    model = T.Blip2Model(config).half()
+    model.save_pretrained(tmp_path / "blip")
+    hosted = load_model(parse_model_argument(f"m=hf:{tmp_path / 'blip'}"), CPU, tmp_path / "cache")
+    assert next(hosted.module.parameters()).dtype is torch.float32  # query_tokens: transformers keeps it so
+    assert hosted.dtype is torch.float16
+    assert describe_base(hosted).dtype == "fp16"

@@ -121,6 +121,22 @@ def test_a_call_that_failed_is_not_repeated(journal: StepJournal) -> None:
     assert error.value.reason is ErrorReason.STORAGE_UNAVAILABLE
 
 
+def test_attempts_of_processes_that_ended_in_them_are_counted(
+    storage: TrainingStorage, journal: StepJournal
+) -> None:
+    write(journal, 0, 1)
+    assert [journal.begin_attempt(ID, 0, 1) for _ in range(3)] == [0, 1, 2]
+    assert journal.begin_attempt(ID, 0, 0) == 0  # of another entry
+    assert [entry.number for entry in read(journal)] == [0, 1]
+    journal.end_attempts(ID, 0, 1)
+    journal.end_attempts(ID, 0, 1)
+    assert journal.begin_attempt(ID, 0, 1) == 0
+    journal.keep_only(ID, 1)
+    assert (journal.begin_attempt(ID, 0, 1), journal.begin_attempt(ID, 0, 0)) == (0, 0)
+    storage.trainers.delete(ID)
+    assert not list(storage.trainers.path_of(ID).parent.glob("~*"))
+
+
 @pytest.mark.parametrize("kind", ["cut", "bit", "header", "another's", "empty", "link"])
 def test_a_damaged_entry_is_the_end(journal: StepJournal, tmp_path: Path, kind: str) -> None:
     write(journal, 0, 1, 2)

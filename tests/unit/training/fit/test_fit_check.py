@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.models.trainable_nets import TwoVectors
 from tests.unit.training.fits import ArrayReader, dataset, fit_of, run_fit, shown_core
+from tests.unit.training.trainers import tiny
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.fit import fit_check
@@ -196,6 +198,14 @@ def test_pairs_in_order_train(count: int, fields: dict[str, Any]) -> None:
     core = shown_core(**PAIRS)
     events = run_fit(fit_of(core, dataset(count), dataset(6), epochs=1, **fields))
     assert [event.kind for event in events].count("step") == count // 4
+
+
+def test_values_of_a_model_without_a_main_output_train() -> None:
+    losses = [{"name": "cross_entropy", "selector": "fc"}, {"name": "contrastive", "selector": "fc"}]
+    core = shown_core(tiny(TwoVectors, (3,)), losses=losses)
+    data, evaluation = dataset(16, 4, (3,)), dataset(8, 4, (3,))
+    events = run_fit(fit_of(core, data, evaluation, epochs=1, **IN_ORDER))
+    assert [event.kind for event in events].count("evaluation") == 1
 
 
 class ManyClasses(ArrayReader):

@@ -261,9 +261,17 @@ def test_sizes_that_are_not_known_before_the_pass_are_checked_behind_it() -> Non
         loss.check_targets({"": maps[:, 0]}, 2, {"": (None, 4, None, None)})
 
 
-def test_an_unchecked_label_out_of_range_is_refused_too() -> None:
-    with pytest.raises(ServiceError, match="a label is out of range") as caught:
-        LossFunction([LossSpec(name="cross_entropy")])(LOGITS, {}, {"": LABELS + 1})
+@pytest.mark.parametrize("known", [{}, {"": (None, None)}, {"": (None, 5)}], ids=["none", "size", "other"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_labels_are_compared_with_the_classes_of_the_value_before_the_loss_is_computed(
+    known: Any, device: str
+) -> None:
+    """On a GPU the computation itself would break the process's CUDA context."""
+    loss = LossFunction([LossSpec(name="cross_entropy")])
+    targets = {"": LABELS + 1}
+    counts = loss.check_targets(targets, 6, known)
+    with pytest.raises(ServiceError, match="they must be from 0 to 3: the model has 4") as caught:
+        loss(LOGITS.to(device), {}, targets, counts=counts)
     assert caught.value.reason is ErrorReason.TARGET_REJECTED
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.models.trainable_nets import TwoVectors
 from tests.support.oracles.plain_training import PlainTraining, cross_entropy, freeze_all_but, new_head
-from tests.unit.training.trainers import assert_same, batches, by_name, core_of, net, run, tiny
+from tests.unit.training.trainers import assert_same, batch_of, batches, by_name, core_of, net, run, tiny
+from trocar_server.surgery import PassGuard
 from trocar_server.training.step.core import StepTotals
 
 
@@ -318,6 +320,15 @@ def test_terms_on_a_tap_and_against_a_teacher() -> None:
     assert_same(core.module, plain.run(data))
     assert [result.loss for result in results] == plain.losses
     assert len(results[0].terms) == 4
+
+
+def test_an_evaluation_needs_no_main_output_where_every_loss_has_a_selector() -> None:
+    core = core_of(tiny(TwoVectors, (3,)), losses=[{"name": "cross_entropy", "selector": "fc"}])
+    pair = batches(1, 4, shape=(3,))[0]
+    expected = nn.functional.cross_entropy(net(core).fc(pair[0]), pair[1]).item()
+    result = core.evaluate(batch_of(pair), PassGuard())
+    assert (result.loss, result.output) == (expected, None)
+    assert run(core, [pair])[0].loss == expected
 
 
 def test_steps_add_up() -> None:

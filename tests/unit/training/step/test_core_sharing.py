@@ -84,6 +84,7 @@ def test_the_hosted_model_follows_the_steps(ema_decay: float | None) -> None:
             assert torch.equal(core.hosted.module(x), shown(x))
         found = core.evaluate(batch_of((x, y % 3)), PassGuard())
         with torch.no_grad():
+            assert found.output is not None
             assert torch.equal(found.output, shown(x))
             assert found.loss == nn.functional.cross_entropy(shown(x), y % 3).item()
     assert core.hosted.categories == ("class 0", "class 1", "class 2")

@@ -32,6 +32,17 @@ def test_labels_that_count_are_counted(output: Tensor, target: Tensor, options: 
     assert count == PredictionCount(int((is_correct & counted).sum()), int(counted.sum()))
 
 
+@pytest.mark.parametrize(("label", "options"), [(156, {}), (255, {"ignore_index": -1})])
+def test_no_label_of_8_bits_is_the_negative_one_that_the_loss_ignores(
+    label: int, options: dict[str, Any]
+) -> None:
+    """-100 and -1 are 156 and 255 in uint8."""
+    target = torch.tensor([label, 3], dtype=torch.uint8)
+    output = torch.eye(256)[[label, label]]
+    count = prediction_count([LossSpec(name="cross_entropy", options=options)], output, {"": target})
+    assert count == PredictionCount(correct_count=1, label_count=2)
+
+
 @pytest.mark.parametrize(
     ("loss", "target"),
     [

@@ -13,11 +13,13 @@ from trocar._cli.console import show_json
 from trocar._cli.failures import refuse
 from trocar._cli.help_sections import SectionedCommand, SectionedGroup
 from trocar._cli.options.arguments import AsJson
+from trocar._transport.channel import MAX_RETRIES, ConnectOptions
 from trocar._transport.profiles import Profile, Profiles, profiles_file, read_profiles, write_profiles
 from trocar._transport.settings import TOKEN, ConnectSettings, connect_settings
 from trocar._transport.targets import with_default_port
 
 _DEFAULT = "default"
+_TIMEOUT_S = 60.0
 _SHOWN = 4
 """Characters of a token that are shown."""
 
@@ -74,9 +76,9 @@ def login(
     files = {"ca": ca, "cert": cert, "key": key}
     options = trocar.TlsOptions(ca, cert, key) if any(files.values()) else tls or None
     try:
-        found = connect_settings(server, token, options)
+        found = connect_settings(server, token, options, is_login=True)
         made = _made(found, _token(token, found.token))
-        with trocar.connect(made.server, token=made.token or None, tls=found.tls) as client:
+        with _client(made, found.tls) as client:
             count, version = len(client.models()), client.server_info().version
     except ValueError as error:
         refuse(str(error))
@@ -160,6 +162,12 @@ def _made(found: ConnectSettings, token: str) -> Profile:
     files = {"ca": tls.ca, "cert": tls.certificate, "key": tls.key}
     given = {name: str(Path(str(path)).absolute()) for name, path in files.items() if path is not None}
     return Profile(found.target, token, tls=bool(found.tls), **given)
+
+
+def _client(made: Profile, tls: trocar.TlsOptions | bool | None) -> trocar.Client:
+    """Connect as a profile says; unlike `connect`, without the settings of another one."""
+    token = made.token or None
+    return trocar.Client(ConnectOptions(made.server, _TIMEOUT_S, token, tls, retries=MAX_RETRIES))
 
 
 def _read() -> Profiles:

@@ -1,12 +1,15 @@
 """`trocar status`, `trocar drain` and `trocar reload`: operation of a running server."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from trocar import Client, DrainState
 from trocar._cli.console import show_json
+from trocar._cli.failures import fail, refuse
 from trocar._cli.options.arguments import AsJson
 
 _ASK_EVERY_S = 0.5
@@ -18,7 +21,8 @@ def status(client: Client, as_json: AsJson = False) -> None:
     Calls that wait and the seconds that they need, by model; each caller's work and its share of the last
     minute's computing; size and hits of caches. Needs the scope admin.
     """
-    found = client.status()
+    with _one_server():
+        found = client.status()
     show_json(found) if as_json else typer.echo(str(found))
 
 
@@ -32,10 +36,13 @@ def drain(
     Its health is NOT_SERVING meanwhile, so load balancers and clients with several addresses avoid it.
     Needs the scope admin.
     """
-    state = client.drain(undo=undo)
+    with _one_server():
+        state = client.drain(undo=undo)
     while wait and state.is_draining and state.running_call_count:
         time.sleep(_ASK_EVERY_S)
-        state = client.drain()
+        state = client._server.drain_state()  # only looks: another operator may undo the drain
+    if not undo and not state.is_draining:
+        fail("the drain was undone meanwhile; the server accepts work")
     typer.echo(_text(state))
 
 
@@ -45,8 +52,18 @@ def reload(client: Client) -> None:
     Models, data sets, limits and tokens can change; an invalid configuration changes nothing.
     Needs the scope admin.
     """
-    changes = client.reload_config()
+    with _one_server():
+        changes = client.reload_config()
     typer.echo("\n".join(changes) or "nothing has changed")
+
+
+@contextmanager
+def _one_server() -> Iterator[None]:
+    """Refuse a command line with several servers as a wrong one."""
+    try:
+        yield
+    except ValueError as error:
+        refuse(str(error))
 
 
 def _text(state: DrainState) -> str:

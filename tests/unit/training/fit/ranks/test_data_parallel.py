@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from tests.support.models.trainable_nets import SteadyNet
 from tests.support.oracles.ddp_training import Job, states_of
@@ -136,6 +137,23 @@ def test_three_ranks_take_the_steps_of_three_ddp_processes(
     for step, state in enumerate(expected, 1):
         steps_of(fit, step)
         torch.testing.assert_close(dict(core.module.state_dict()), state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(fits: Fits, workers: int, reduction: str) -> None:
+    losses = [{"name": "cross_entropy", "options": {"reduction": reduction}}]
+    still: dict[str, Any] = {
+        "trainable": ["fc"],
+        "losses": losses,
+        "optimizer": {"name": "sgd", "options": {"lr": 0.0}},
+    }
+    core = shown_core(tiny(SteadyNet), **still)
+    fit, _ = fits(core, tiny(SteadyNet), workers, epochs=1)
+    (epoch,) = (event for event in run_fit(fit) if event.kind == "epoch")
+    with torch.no_grad():
+        expected = cross_entropy(core.hosted.module(DATA.images), DATA.targets).item()
+    assert epoch.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_state_at_any_step_is_enough_to_go_on(fits: Fits) -> None:
