@@ -307,10 +307,10 @@ class Engine:
         """Start to restore and build the compiled variants that a loaded model is to have at once."""
         return self.compiled.prepare(deployment)
 
-    def _forget(self, deployment: Deployment) -> None:
+    def _forget(self, deployment: Deployment) -> Awaitable[None]:
         """Drop what was cached of a model that is served no longer."""
         self.replies.drop(deployment.version)
-        self.compiled.forget(deployment)
+        return self.compiled.forget(deployment)
 
 
 def _check_room(

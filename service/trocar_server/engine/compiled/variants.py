@@ -250,13 +250,18 @@ class CompiledVariants:
             self._variants[_key(variant)] = variant
             await self.builder.restore(variant, kept)
 
-    def forget(self, deployment: Deployment) -> None:
-        """Drop the variants of a model that is unloaded."""
-        for variant in [variant for variant in self._variants.values() if variant.deployment is deployment]:
+    def forget(self, deployment: Deployment) -> "asyncio.Task[None]":
+        """Drop the variants of a model that is unloaded; the task ends when none of them runs a call.
+
+        Calls that wait for one run eagerly.
+        """
+        dropped = [variant for variant in self._variants.values() if variant.deployment is deployment]
+        for variant in dropped:
             self._drop(variant)
         # Ids of objects are reused: no entry may remain under this one.
         for key in [key for key in self._by_key if key[0] == id(deployment)]:
             del self._by_key[key]
+        return begin(_drained(dropped), self._tasks)
 
     async def settled(self) -> None:
         """Wait until no background task is running."""
@@ -355,6 +360,11 @@ class CompiledVariants:
         del self._variants[_key(variant)]
         for key in [key for key, other in self._by_key.items() if other is variant]:
             del self._by_key[key]
+
+
+async def _drained(variants: Sequence[Variant]) -> None:
+    for variant in variants:
+        await variant.queue.drained()
 
 
 def _why(variant: Variant) -> str:

@@ -37,7 +37,8 @@ class Deployments(Mapping[str, Deployment]):
         limits: Returns the current limits of a call.
         data_dir: Folder of the weights.
         replica_counts: Replicas by model id; 1 where absent.
-        on_drop: Called with each model of the catalogue that is served no longer.
+        on_drop: Called with each model of the catalogue that is served no longer; `unload` waits for what
+            still runs of it.
         on_build: Called with each model of the catalogue that was loaded; `load` waits for what it starts.
     """
 
@@ -48,7 +49,7 @@ class Deployments(Mapping[str, Deployment]):
         limits: Callable[[], Limits],
         data_dir: Path,
         replica_counts: Mapping[str, int],
-        on_drop: Callable[[Deployment], None],
+        on_drop: Callable[[Deployment], Awaitable[None]],
         on_build: Callable[[Deployment], Awaitable[None]],
     ) -> None:
         self._catalogue = catalogue
@@ -164,9 +165,11 @@ class Deployments(Mapping[str, Deployment]):
         self._entry_to_load(model_id)  # an unknown id gets no lock
         async with self._loading.setdefault(model_id, asyncio.Lock()):
             entry = self._entry_to_load(model_id)
-            deployment = self._drop(model_id)
+            deployment = self._taken(model_id)
             if deployment is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
+                # Calls that wait for a compiled pass run eagerly now: they need the pool.
+                await asyncio.shield(self._dropped(deployment))
                 await deployment.pool.drain()
             return entry
 
@@ -232,15 +235,14 @@ class Deployments(Mapping[str, Deployment]):
         deployment.max_pass_bytes = lambda: self._limits().max_pass_bytes
         return deployment
 
-    def _drop(self, model_id: str) -> Deployment | None:
+    def _drop(self, model_id: str) -> None:
         deployment = self._taken(model_id)
         if deployment is not None:
             self._dropped(deployment)
-        return deployment
 
-    def _dropped(self, deployment: Deployment) -> None:
+    def _dropped(self, deployment: Deployment) -> Awaitable[None]:
         deployment.is_dropped = True
-        self._on_drop(deployment)
+        return self._on_drop(deployment)
 
     def _taken(self, model_id: str) -> Deployment | None:
         """Take a model out, with the checked plans that keep it in memory."""

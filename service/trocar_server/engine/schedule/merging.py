@@ -127,6 +127,11 @@ class MergingQueue(Generic[Call, Result]):
             self._waiting.remove(ticket)  # an abandoned call needs no pass
             turn.done.cancel()
 
+    async def drained(self) -> None:
+        """Wait until no call runs or waits; later ones are not refused."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
     def _give_up(self, ticket: Ticket, turn: QueuedCall[Call, Result], patience_s: float) -> None:
         """Refuse a call that still waits, before its deadline would."""
         if self._waiting.remove(ticket):

@@ -1,6 +1,7 @@
 """Compiled variants of an engine without a server: which calls may run on them, and what ends them."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -151,6 +152,33 @@ async def ready(engine: Engine, inputs: np.ndarray[Any, Any], tap: str, model_id
     (variant,) = engine.compiled.variants()
     assert variant.is_ready
     return variant
+
+
+async def turns_of_the_loop() -> None:
+    """Let every task go on as far as it can without the device."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_an_unload_serves_the_calls_that_run_on_or_wait_for_a_compiled_pass(engine: Engine) -> None:
+    variant = await ready(engine, ROWS[:4], "block@-1")
+    calls = [await prepared(engine, ROWS[:4]) for _ in range(2)]
+    expected = values(await engine.extract(calls[0]))["value"]
+    go_on = threading.Event()
+    blocking = asyncio.create_task(engine.owner.run(go_on.wait))
+    asked = [asyncio.create_task(engine.extract(call)) for call in calls]
+    await turns_of_the_loop()
+    waiting = variant.queue.waiting_count
+    unloading = asyncio.create_task(engine.deployments.unload("chunks"))
+    await turns_of_the_loop()
+    is_early = unloading.done()
+    go_on.set()
+    await unloading
+    assert (waiting, is_early) == (1, False)  # the other call's group waits for the device
+    assert all(task.done() for task in asked)
+    for task in asked:
+        np.testing.assert_allclose(values(await task)["value"], expected, rtol=1e-5)
+    assert await blocking
 
 
 @pytest.mark.parametrize(("built_for", "called_with"), [(4, 8), (8, 4)])
