@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import trocar
 from tests.support.models import odd_models, stateful_models, tiny_models
@@ -55,9 +56,24 @@ NEVER = {"deep", "writes-across"}
 REFUSED_EVERYWHERE_INSIDE = {"writes-buffer", "writes-data", "replaces-buffer"}
 
 
+class Bounded(nn.Module):
+    """Fails behind its first layer where that returns large values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.first(x)
+        if not found.is_meta and found.max() > 100:
+            raise ValueError("out of bounds")
+        return found
+
+
 @pytest.fixture(scope="module")
 def odd() -> Iterator[RunningServer]:
     models = {name: custom(kind, values.shape[1:]) for name, (kind, values) in INPUTS.items()}
+    models["bounded"] = custom(Bounded, (3,))
     with running_server(models=models, device="cpu") as running:
         yield running
 
@@ -148,6 +164,12 @@ def test_modules_before_the_start_that_cannot_run_without_data_are_told(near: tr
     assert same(found["/out"], full["/out"])
     with pytest.raises(trocar.StartNotPossibleError, match="before it cannot run without data"):
         near.extract("looks-later", full["second"], "/out", start_at="second")
+
+
+def test_an_error_behind_the_start_is_that_of_the_model(near: trocar.Client) -> None:
+    with pytest.raises(trocar.InputRejectedError, match="out of bounds"):
+        near.extract("bounded", ROWS + 1000, "/out", start_at="first")
+    assert same(near.extract("bounded", ROWS, "/out", start_at="first")["/out"], ROWS)
 
 
 def test_parameters_can_be_collected_beside_a_start(near: trocar.Client) -> None:
