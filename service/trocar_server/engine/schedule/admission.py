@@ -154,12 +154,13 @@ class Reservation:
         """Release the seconds and every byte but those of the reply: the work is done."""
         self.add(byte_count - self.byte_count, -self.seconds)
 
-    def free_bytes(self, class_limit: int, limits: Limits) -> int:
+    def free_bytes(self) -> int:
         """Return the bytes that still fit its budgets; negative where bytes were added that exist already."""
         of_class, of_flow, of_all = self._budgets
+        limits = self._admission.limits
         return min(
             limits.max_principal_bytes - of_flow.byte_count,
-            class_limit - of_class.byte_count,
+            self._admission.class_bytes[self.kind] - of_class.byte_count,
             limits.max_pending_bytes - of_all.byte_count,
         )
 
@@ -269,7 +270,7 @@ class Admission:
                 byte_count=str(whole),
                 limit=str(most),
             )
-        free = reservation.free_bytes(of_class, self.limits)
+        free = reservation.free_bytes()
         if byte_count > free and not (may_overdraw and self._has_turn(reservation, byte_count)):
             raise self._busy(
                 reservation,
@@ -288,7 +289,7 @@ class Admission:
 
     def check_growth(self, reservation: Reservation, byte_count: int) -> None:
         """Refuse arrived bytes when other calls have reserved the room meanwhile."""
-        free = reservation.free_bytes(self.class_bytes[reservation.kind], self.limits)
+        free = reservation.free_bytes()
         if byte_count > free:
             raise self._busy(
                 reservation,

@@ -86,30 +86,16 @@ async def test_a_slot_whose_answer_came_with_the_deadline_is_free(memory: SlotMe
     calls.close()
 
 
+@pytest.mark.parametrize("is_answered_first", [True, False])
 async def test_a_slot_whose_answer_came_as_its_task_was_cancelled_is_free(
-    memory: SlotMemory, ends: Any
+    memory: SlotMemory, ends: Any, is_answered_first: bool
 ) -> None:
     ours, server = ends
     calls = AsyncCallSocket(Lease(), ours, memory)
     for _ in range(2 * SLOTS):
         call = await answered_call(calls, server, 30.0)
-        calls._deliver()
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    assert calls.is_open
-    calls.close()
-
-
-async def test_a_slot_whose_answer_came_right_after_its_task_was_cancelled_is_free(
-    memory: SlotMemory, ends: Any
-) -> None:
-    ours, server = ends
-    calls = AsyncCallSocket(Lease(), ours, memory)
-    for _ in range(2 * SLOTS):
-        call = await answered_call(calls, server, 30.0)
-        call.cancel()
-        calls._deliver()
+        for happens in (calls._deliver, call.cancel)[:: 1 if is_answered_first else -1]:
+            happens()
         with pytest.raises(asyncio.CancelledError):
             await call
     assert calls.is_open

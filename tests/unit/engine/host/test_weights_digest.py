@@ -1,6 +1,5 @@
 """Digests of weights: equal for bit-equal ones; what never changes is hashed once."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +18,6 @@ from trocar_server.storage.fingerprint import fingerprint
 
 ALL = set(rebuilt(TinyNet).state_dict())
 BUFFERS = {name for name, _ in rebuilt(TinyNet).named_buffers()}
-
-
-@pytest.fixture
-def owner() -> Iterator[DeviceThread]:
-    thread = DeviceThread(torch.device("cpu"))
-    thread.start()
-    yield thread
-    thread.stop()
 
 
 @pytest.fixture

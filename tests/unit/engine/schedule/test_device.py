@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -19,14 +19,6 @@ from trocar_server.surgery import PassAborted
 
 WAIT_S = 60
 Result = TypeVar("Result")
-
-
-@pytest.fixture
-def owner() -> Iterator[DeviceThread]:
-    thread = DeviceThread(torch.device("cpu"))
-    thread.start()
-    yield thread
-    thread.stop()
 
 
 class Held:
