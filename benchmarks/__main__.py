@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in given.sections if name not in SECTIONS]:
         parser.error(f"no section {unknown[0]!r}; available: {', '.join(SECTIONS)}")
     file = given.json or (None if given.quick else RESULTS)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as users: each process would compile ours
     for name in given.sections or SECTIONS:
         section = measure(name, Effort(given.quick))
         if file is not None:

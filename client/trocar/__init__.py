@@ -32,8 +32,6 @@ from trocar._base.types import (
     ServerLimits,
     ServerTiming,
 )
-from trocar._export.features import FeatureColumn, Features, read_features
-from trocar._export.job import DatasetReport, Progress, extract_dataset
 from trocar._extras import need
 from trocar._request.edit_json import edits_from_json
 from trocar._request.edits import Edit, edit
@@ -424,21 +422,28 @@ Spool: Any
 """The spool of saved tensors for your own training loop; of the server, imported when it is asked for."""
 
 _SERVER_SPOOL = "trocar_server.spool"
-_ASYNC = ("AsyncClient", "AsyncExtractStream", "AsyncPreparedExtraction", "AsyncTrainer")
-"""Classes of `trocar.aio`, which most programs do not use."""
+_LATE = {
+    "aio": ("AsyncClient", "AsyncExtractStream", "AsyncPreparedExtraction", "AsyncTrainer"),
+    "_export.features": ("FeatureColumn", "Features", "read_features"),
+    "_export.job": ("DatasetReport", "Progress", "extract_dataset"),
+}
+"""Names of modules that most programs do not use, by the module."""
 
 if TYPE_CHECKING:
     from trocar import aio
+    from trocar._export.features import FeatureColumn, Features, read_features
+    from trocar._export.job import DatasetReport, Progress, extract_dataset
     from trocar.aio import AsyncClient, AsyncExtractStream, AsyncPreparedExtraction, AsyncTrainer
 
 if not TYPE_CHECKING:  # for type checkers there is nothing beside the above
 
     def __getattr__(name):
-        """Import late what takes time: importlib.metadata and the asyncio client 20 ms, torch seconds."""
+        """Import late what takes time: a tenth of `import trocar` each, torch seconds."""
         if name == "aio":
             return import_module("trocar.aio")
-        if name in _ASYNC:
-            return getattr(import_module("trocar.aio"), name)
+        for module, names in _LATE.items():
+            if name in names:
+                return getattr(import_module(f"trocar.{module}"), name)
         if name == "__version__":
             from importlib.metadata import version
 
