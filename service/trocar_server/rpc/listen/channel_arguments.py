@@ -3,7 +3,7 @@
 from trocar_server.config import Limits
 from trocar_server.rpc.transfer.compression import OPTIONS
 
-# Inputs of up to 4 MiB fit in one message; the extra room is for descriptions.
+# Older clients send inputs of up to 4 MiB in one message; the extra room is for descriptions.
 _MESSAGE_ROOM_BYTES = 8 << 20
 
 
