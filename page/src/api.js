@@ -1,5 +1,6 @@
 // The calls of the page, in its own words.
 import { EditStoreService } from "../gen/trocar_api/v1/edit_store_pb.js";
+import { Numerics } from "../gen/trocar_api/v1/execution_pb.js";
 import { ModelService } from "../gen/trocar_api/v1/model_pb.js";
 import { ServerService } from "../gen/trocar_api/v1/server_pb.js";
 import { ExtractionService } from "../gen/trocar_api/v1/extraction_pb.js";
@@ -8,6 +9,9 @@ import { Payloads } from "./tensors.js";
 import { call, stream } from "./wire.js";
 
 const CHUNK_BYTES = 1 << 20;
+
+/** Fields of a request of which the values are subtracted from others. Passes with edits or gradients are always exact. */
+export const EXACT = { execution: { numerics: Numerics.EXACT } };
 
 export const serverInfo = (options) => call(ServerService.method.getServerInfo, {}, options);
 
@@ -47,7 +51,7 @@ function* requests(head, payloads) {
  * Runs one pass.
  * @param request fields of an `ExtractRequest` beside the model and the inputs: `taps`, `edits`, `objective`, ...;
  *   `payloads`, arrays of bytes, are those of its tensors, in the order of the protocol; `sources` are inputs by name
- * @returns `{maps, timing, processed}`; `maps` has `{map, tensor}` for each value, in the order of the reply
+ * @returns `{maps, timing, processed, isExact}`; `maps` has `{map, tensor}` for each value, in the order of the reply
  */
 export async function extract(modelId, input, { payloads: own = [], sources: named = {}, ...request }, options) {
   const { inputs, payloads } = wired(input);
@@ -62,7 +66,9 @@ export async function extract(modelId, input, { payloads: own = [], sources: nam
     }
     parts.add(message.chunks);
   }
-  return { maps: parts.tensors(first.featureMaps), timing: first.timing, processed: first.processed };
+  const { numerics = 0, asked = 0 } = first.execution ?? {}; // the next pass may be as loose as was asked
+  const isExact = Math.max(numerics, asked) <= Numerics.EXACT;
+  return { maps: parts.tensors(first.featureMaps), timing: first.timing, processed: first.processed, isExact };
 }
 
 /** What a pass would collect; nothing is computed. `request` is as for `extract`, without payloads. */

@@ -32,10 +32,11 @@ const sourcesPython = (sources) =>
   `{${Object.entries(sources).map(([name, input]) => `${python(name)}: ${inputPython(input)}`).join(", ")}}`;
 
 /** Lines of one pass; see `pythonCode`. */
-function passPython({ result, model, input, taps, edits = [], sources = {}, of = null, at = [] }) {
+function passPython({ result, model, input, taps, edits = [], sources = {}, of = null, at = [], numerics = "" }) {
   const given = [
     python(model), inputPython(input), ...(of === null ? [python(taps)] : [`of=trocar.logit(${of})`, `at=${python(at)}`, `taps=${python(taps)}`]),
     ...(edits.length ? ["edits=edits"] : []), ...(Object.keys(sources).length ? [`sources=${sourcesPython(sources)}`] : []),
+    ...(numerics ? [`numerics=${python(numerics)}`] : []),
   ];
   const call = `${result} = client.${of === null ? "extract" : "gradients"}(${given.join(", ")})`;
   return edits.length ? ["edits = [", ...edits.map((edit) => `    ${editPython(edit)},`), "]", call] : [call];
@@ -44,7 +45,7 @@ function passPython({ result, model, input, taps, edits = [], sources = {}, of =
 /**
  * A program that runs passes and prints the shape of each value.
  * @param passes of each `result`, the name of a variable, `model`, `input`, `taps` and, if any, `edits` and `sources`,
- *   inputs by name; `of`, the class whose logit has the gradients `at`
+ *   inputs by name; `of`, the class whose logit has the gradients `at`; and `numerics` other than the model's own
  */
 export function pythonCode(passes) {
   const inputs = passes.flatMap(({ input, sources = {} }) => [input, ...Object.values(sources)]);
@@ -59,10 +60,10 @@ export function pythonCode(passes) {
 const sourceWords = ([name, input]) =>
   (input.kind === "text" ? ["--edit-source-text", `${name}=${input.text}`] : ["--edit-source", `${name}=${input.name}`]);
 
-function passCommand({ result, model, input, taps, edits = [], sources = {}, of = null, at = [] }) {
+function passCommand({ result, model, input, taps, edits = [], sources = {}, of = null, at = [], numerics = "" }) {
   const what = of === null ? ["extract", model, ...inputWords(input)]
     : ["gradients", model, ...inputWords(input), "--of", `logit:${of}`, ...at.flatMap((one) => ["--at", one])];
-  const changed = [...edits.flatMap((edit) => ["--edit", editWord(edit)]), ...Object.entries(sources).flatMap(sourceWords)];
+  const changed = [...edits.flatMap((edit) => ["--edit", editWord(edit)]), ...Object.entries(sources).flatMap(sourceWords), ...(numerics ? ["--numerics", numerics] : [])];
   return ["trocar", ...what, ...taps.flatMap((tap) => ["--tap", tap]), ...changed, "--out", `${result}.safetensors`].map(shell).join(" ");
 }
 

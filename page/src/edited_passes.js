@@ -1,7 +1,8 @@
 // Passes with edits: what the page asks for, and the same as `pythonCode` takes it.
 import { ClassScoreKind } from "../gen/trocar_api/v1/objective_pb.js";
+import { EXACT } from "./api.js";
 import { isOfGradient, sourcesOf, valueOfGradient, wiredEdits } from "./edits.js";
-import { collected, extract, input, passOf, readSample, second, SAMPLES, statisticsTap, taps, textInput, view } from "./state.js";
+import { collected, extract, input, passOf, readSample, result, second, SAMPLES, statisticsTap, taps, textInput, view } from "./state.js";
 
 /** The name of a dropped image as a source of values. */
 export const DROPPED = "dropped";
@@ -36,7 +37,7 @@ const pass = (edits, request, named, options) =>
   extract(view.model.value, input.value, { ...request, ...wiredEdits(edits), sources: named }, options);
 
 /**
- * Runs the passes that show what edits do: of gradients there is one without edits, too.
+ * Runs the passes that show what edits do: of gradients there is one without edits, too, and where the last one was not exact.
  * @param target the class whose logit has the gradients
  * @param text the other text, from which values may come
  * @returns `{before, after, passes}`: maps, `before` null where the last pass without edits has them; `passes` for `pythonCode`
@@ -44,8 +45,11 @@ const pass = (edits, request, named, options) =>
 export async function runEdited(edits, { target, text }, options) {
   const named = await sources(edits, text, options.signal);
   if (!edits.some(isOfGradient)) {
+    const isExact = result.value.isExact;
+    const before = isExact ? null : (await pass([], { taps: taps(), ...EXACT }, {}, options)).maps;
     const { maps } = await pass(edits, { taps: taps() }, named, options);
-    return { before: null, after: maps, passes: [passOf("before"), { ...passOf("after", edits), sources: named }] };
+    const first = { ...passOf("before"), numerics: isExact ? "" : "exact" };
+    return { before, after: maps, passes: [first, { ...passOf("after", edits), sources: named }] };
   }
   const at = gradientPlaces(edits);
   const request = {

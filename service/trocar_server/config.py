@@ -453,6 +453,12 @@ def _setting_names() -> set[str]:
         ModelConfig,
         PreprocessingConfig,
         WarmVariantConfig,
+        InputConfig,
+        ImagesConfig,
+        DatasetConfig,
+        PageConfig,
+        ClusterConfig,
+        PlacementConfig,
     )
     return {name for kind in kinds for name in kind.model_fields}
 

@@ -188,7 +188,12 @@ _TAPS = st.builds(
         _rarely(_PARTS, st.none()),
         st.lists(_REDUCTIONS, max_size=2) | st.just([]),
         st.none()
-        | st.builds(reduction_pb2.Cast, dtype=_SMALL | st.integers(3, 6), is_per_channel=st.booleans()),
+        | st.builds(
+            reduction_pb2.Cast,
+            dtype=_SMALL | st.integers(3, 6),
+            is_per_channel=st.booleans(),
+            only_float32=st.booleans(),
+        ),
         _rarely(st.lists(_DOUBLES, max_size=3), st.none()),
         _rarely(_HISTOGRAMS, st.none()),
         st.lists(st.integers(11, 18).filter(lambda kind: kind not in (14, 15)), max_size=2) | st.just([]),

@@ -125,6 +125,23 @@ def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("[page]\nenable = true", "enabled"),
+        ("[images]\norientation = true", "orient"),
+        ("[datasets.d]\npaths = 'x'", "path"),
+        ("[cluster]\ndrains_s = 1", "drain_s"),
+        ("[cluster.models.m]\nmin_replica = 2", "min_replicas"),
+        ("[models.m.inputs.ids]\noptionl = true", "optional"),
+    ],
+)
+def test_the_nearest_name_of_every_table_is_told(tmp_path: Path, text: str, name: str) -> None:
+    message = refused(written(tmp_path, text))
+    nearest = message.partition("nearest: ")[2].partition(";")[0]
+    assert name in nearest.split(", ")
+
+
+@pytest.mark.parametrize(
     "overrides",
     [{"port": -1}, {"port": 65536}, {"port": "x"}, {"threads": 0}, {"grace_s": -1}, {"unknown": 1}],
 )

@@ -47,10 +47,14 @@ class ClassChange:
     """The best class after."""
     before_score_after: float
     """The score after of the class that was the best before; NaN where the other model has no such class."""
+    number_after: int | None = None
+    """The number after of that class; None where the other model has no such class."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether another class is the best."""
+        """Whether another class is the best; a model may have several classes of one name."""
+        if self.number_after is not None:
+            return self.after.number != self.number_after
         return (self.before.label, self.before.number) != (self.after.label, self.after.number) and not (
             self.before.name and self.before.name == self.after.name
         )
@@ -205,7 +209,7 @@ class ClassChangeCollector:
         self, before: PredictionCollector | None, after: PredictionCollector | None, remark: str = ""
     ) -> None:
         self._sides = None if before is None or after is None else (before, after)
-        self._moved: list[float] = []
+        self._moved: list[tuple[float, int | None]] = []
         self._remark = remark
 
     def add(self, before: Array | None, after: Array | None, label: Callable[[int], str]) -> None:
@@ -220,8 +224,8 @@ class ClassChangeCollector:
             self._sides, self._remark = None, f"no classes are compared: {error}"
             return
         for row, row_after in zip(rows, rows_after, strict=True):
-            number = second.counterpart(first, int(row.argmax()))
-            self._moved.append(math.nan if number is None else float(row_after[number]))
+            number = second.counterpart(first, int(row.argmax()), row_after)
+            self._moved.append((math.nan if number is None else float(row_after[number]), number))
 
     def result(self, diff: Diff) -> Comparison:
         """Return what was collected, with the differences of the values."""
@@ -229,7 +233,7 @@ class ClassChangeCollector:
             return Comparison(diff, (), None, None, self._remark)
         before, after = (side.result() for side in self._sides)
         classes = tuple(
-            ClassChange(one.sample, one.top, other.top, moved)
+            ClassChange(one.sample, one.top, other.top, *moved)
             for one, other, moved in zip(before, after, self._moved, strict=True)
         )
         return Comparison(diff, classes, before, after)

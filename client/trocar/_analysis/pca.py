@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from trocar._analysis.moments import Floats, Moments
+from trocar._base.replacement import replacement
 from trocar._base.tables import html_table, number_text
 from trocar._base.tensors import Array
 from trocar._base.text_tables import text_table
@@ -68,16 +69,18 @@ class Pca:
         return (channels_last - self.mean) @ self.components.T
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a safetensors file; an existing one is replaced."""
+        """Write it to a safetensors file.
+
+        Args:
+            path: The file; an existing one is replaced once the new one is complete, which gets its mode.
+
+        Raises:
+            OSError: The file cannot be written; an existing one is as it was.
+        """
         about = {"count": self.count, "at": self.at, "model_id": self.model_id}
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        target = Path(path)
-        target.touch()
-        mode = (
-            target.stat().st_mode
-        )  # safetensors makes a file for its owner only; this one follows the umask
-        save_file(arrays, target, metadata={_METADATA: json.dumps(about)})
-        target.chmod(mode)
+        with replacement(Path(path)) as partial:
+            save_file(arrays, partial, metadata={_METADATA: json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Pca":

@@ -269,11 +269,18 @@ class PredictionCollector:
             self._found.append(Prediction(sample, self._best(row)))
         return rows
 
-    def counterpart(self, other: PredictionCollector, number: int) -> int | None:
-        """Return the class here that a class of another model is, by name where both have names."""
+    def counterpart(self, other: PredictionCollector, number: int, scores: Array) -> int | None:
+        """Return the class here that a class of another model is, by name where their names differ.
+
+        Args:
+            other: The other model's.
+            number: The class there.
+            scores: Those of a sample here; of several classes of that name, the best is returned.
+        """
         mine, theirs = self._output.names, other._output.names
         if mine and theirs and mine != theirs:
-            return mine.index(theirs[number]) if theirs[number] in mine else None
+            same = [place for place, name in enumerate(mine) if name == theirs[number]]
+            return max(same, key=lambda place: float(scores[place]), default=None)
         return number if self._output.count == other._output.count else None
 
     def result(self) -> Predictions:

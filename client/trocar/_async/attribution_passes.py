@@ -1,6 +1,7 @@
 """Passes of attributions, with asyncio; `tools/generate_sync.py` generates the sync ones.
 
 In a stream each batch holds copies of a group of samples: points of a path, noisy copies, or occluded ones.
+All passes are exact, as those with gradients always are: scores are subtracted from each other.
 The mathematics is in `trocar._attribution`, which knows no client.
 """
 
@@ -97,7 +98,8 @@ async def _requested(
     if values is None:
         taps.append(tap(INPUT, alias="input"))
     try:
-        maps = await extraction.extract(model_id, inputs if values is None else check_input(values), taps)
+        given = inputs if values is None else check_input(values)
+        maps = await extraction.extract(model_id, given, taps, numerics="exact")
     except Exception as error:
         if of is None:
             error.add_note("while computing the predicted class; pass of= to choose the objective")
@@ -216,7 +218,8 @@ async def _on_path(
     if found.scores is None:
         raise ValueError("delta needs an objective of class scores, such as trocar.logit")
     baseline = baseline_array(options.baseline, request.inputs)
-    maps = await extraction.extract(request.model_id, np.ascontiguousarray(baseline), request.score_taps())
+    given = np.ascontiguousarray(baseline)
+    maps = await extraction.extract(request.model_id, given, request.score_taps(), numerics="exact")
     start = request.scores(maps)
     assert start is not None  # since the scores of the inputs exist
     return replace(found, delta=convergence_delta(found.values, np.asarray(found.scores, np.float64), start))
@@ -227,7 +230,8 @@ async def _scored(
 ) -> Attribution:
     """Add the scores of the inputs, if they can be computed."""
     if found.scores is None and request.score_taps():
-        maps = await extraction.extract(request.model_id, request.inputs, request.score_taps())
+        taps = request.score_taps()
+        maps = await extraction.extract(request.model_id, request.inputs, taps, numerics="exact")
         found = replace(found, scores=request.scores(maps))
     if found.scores is None:
         return found
@@ -377,7 +381,7 @@ async def _each(
     add: Callable[[int, FeatureMaps], None],
 ) -> None:
     """Run a pass for each batch, several in flight, and pass the result of each to `add`, in order."""
-    async with extraction.extract_stream(model_id, batches, taps, of=of) as stream:
+    async with extraction.extract_stream(model_id, batches, taps, of=of, numerics="exact") as stream:
         async for result in stream:
             await async_compute(add, result.index, result.unwrap())
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from trocar._base.types import Model
     from trocar._result.modules import ModuleTree
 
+_DIGEST_TIMEOUT_S = 600.0
+"""Of a call for which the server hashes weights, about a second per GB."""
+
 
 class AsyncModels:
     """The models of a server's catalogue."""
@@ -31,18 +34,20 @@ class AsyncModels:
         )
         return Listing(map(from_wire.model, reply.models), MODEL_COLUMNS)
 
-    async def model(self, model_id: str) -> Model:
+    async def model(self, model_id: str, *, has_digest: bool = False) -> Model:
         """Return one model, including its categories.
 
         Args:
             model_id: The id of a catalogue entry, for example "resnet18".
+            has_digest: Whether `Model.digest` is wanted. The server takes about a second per GB of weights
+                for it, once for each load.
 
         Raises:
             UnknownModelError: The catalogue has no model of this id.
         """
-        reply = await self._connection.call(
-            self._connection.model_service.GetModel, model_pb2.GetModelRequest(model_id=model_id)
-        )
+        request = model_pb2.GetModelRequest(model_id=model_id, has_digest=has_digest)
+        timeout_s = max(_DIGEST_TIMEOUT_S, self._connection.options.timeout_s) if has_digest else None
+        reply = await self._connection.call(self._connection.model_service.GetModel, request, timeout_s)
         return from_wire.model(reply.model)
 
     async def load(self, model_id: str, weights: str = "", *, timeout_s: float = 600.0) -> Model:

@@ -90,6 +90,9 @@ class Model:
     """The arguments of its forward; empty while not loaded."""
     stages: dict[str, str] = field(default_factory=dict, repr=False)
     """Selectors by the names that stand for them, for example "layer[3]"; empty while not loaded."""
+    digest: str = field(default="", repr=False)
+    """SHA-256 of id, architecture, weights, dtype, options and preprocessing of images, in hex. Empty while
+    not loaded, if not asked for in `Client.model`, and of older servers."""
 
     @property
     def is_loaded(self) -> bool:

@@ -31,14 +31,8 @@ def describe(
     The handling of failed samples is no part of it: a run that stopped at one may resume with "skip",
     and its output equals that of a run that had skipped from the beginning.
     """
-    found = {
-        "model": {
-            "id": model.model_id,
-            "architecture": model.architecture,
-            "weights": model.weights,
-            "parameter_count": model.parameter_count,
-            "dtype": model.dtype,
-        },
+    found: dict[str, Any] = {
+        "model": _model(model),
         # Other versions of torch and other devices give other last digits.
         "server": {"torch_version": server.torch_version, "device": server.device.partition(":")[0]},
         "taps": [_plain(tap) for tap in taps],
@@ -61,6 +55,17 @@ def describe(
         found["texts"] = {"max_tokens": options.max_tokens, "truncate": options.truncate}
     normal: dict[str, Any] = json.loads(json.dumps(found))
     return normal
+
+
+def _model(model: "Model") -> dict[str, Any]:
+    facts = {
+        "id": model.model_id,
+        "architecture": model.architecture,
+        "weights": model.weights,
+        "parameter_count": model.parameter_count,
+        "dtype": model.dtype,
+    }
+    return {**facts, "digest": model.digest} if model.digest else facts  # older servers give none
 
 
 def _plain(value: Any) -> Any:

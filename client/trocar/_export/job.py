@@ -247,6 +247,7 @@ class _Job:
         if options.decode == "client":
             decoder = client_decoder(server.limits.max_image_pixels)
         stored = self._client.stored_edits(model.model_id) if names_in(options.edits) else ()
+        model = self._client.model(self._model_id, has_digest=True)  # takes a while for a large model
         job = describe(model, server, self._taps, opened, options, stored)
         with open_output(out, job, FORMATS[options.format], is_restart=options.is_restart) as output:
             resumed_at = output.position

@@ -18,6 +18,7 @@ from trocar.errors import OutputError
 
 NAME = "manifest.json"
 _VERSION = 1
+_DIGEST = "model.digest"
 _MOST_DIFFERENCES = 8
 _MOST_CHARACTERS = 1_000
 _SHARD_NAME = re.compile(r"features-\d{5,}(\.[a-z]+)?")
@@ -108,12 +109,16 @@ def load(root: Path) -> Manifest | None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List differences of two job descriptions: a line for each of the first, and a count of the others."""
+    """List differences of two job descriptions: a line for each of the first, and a count of the others.
+
+    A digest that only one of them has is none: older servers give none, and older folders have none.
+    """
     before, after = dict(_flat(old)), dict(_flat(new))
     names = [
         name
         for name in dict.fromkeys((*before, *after))
         if before.get(name, _MISSING) != after.get(name, _MISSING)
+        and (name != _DIGEST or (name in before and name in after))
     ]
     lines = [
         f"{shortened(name)}: was {_shown(before, name)}, is now {_shown(after, name)}"

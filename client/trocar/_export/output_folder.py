@@ -139,7 +139,7 @@ def open_output(
         if known is None:
             known = Manifest(job)
             known.save(root)
-        if manifest.differences(known.job, job) and _is_unbegun(root, known):
+        if known.job != job and _is_unbegun(root, known):
             known = Manifest(job)  # as after a selector with a typing error: nothing is lost
             known.save(root)
             remove_open_shard(root)

@@ -3,16 +3,15 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from trocar._base.names import unknown_name
+from trocar._base.replacement import replacement
 from trocar._base.tables import MOST_ROWS, first_lines, html_fold, html_table
 from trocar._base.tensors import Array, dequantize
 from trocar._base.types import ServerTiming
@@ -290,7 +289,7 @@ class FeatureMaps(Mapping[str, Array]):
             metadata["trocar.objective"] = json.dumps(self.objective)
         if self.processed:
             metadata["trocar.processed"] = json.dumps([asdict(entry) for entry in self.processed])
-        with _replacement(Path(path)) as partial:
+        with replacement(Path(path)) as partial:
             save_file(self._arrays, partial, metadata=metadata)
 
     def plot(
@@ -350,20 +349,3 @@ class FeatureMaps(Mapping[str, Array]):
             array = self._arrays.get(name)
             size = "statistics only" if array is None else f"{array.nbytes:,}"
             yield name, str(entry.shape), entry.dtype, size
-
-
-@contextmanager
-def _replacement(target: Path) -> Iterator[Path]:
-    """Give a file its name, and the mode of the one that it replaces, when the context has written it."""
-    partial = target.with_name(f".{target.name}.{uuid4().hex}.part")  # of its own, for each thread that saves
-    try:
-        partial.touch()
-    except OSError as error:  # which names the file that nobody asked for
-        raise type(error)(error.errno, error.strerror, str(target)) from None
-    try:
-        mode = (target if target.exists() else partial).stat().st_mode
-        yield partial
-        partial.chmod(mode)  # safetensors makes a file for its owner only; a new one follows the umask
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -4,13 +4,15 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from trocar._base.names import few
 from trocar._sources.files import check_regular, printable, stat_fingerprint
-from trocar._sources.sample import Sample, Source, TextSample
+from trocar._sources.sample import MAX_SAMPLE_BYTES, Sample, Source, TextSample
 from trocar.errors import SourceError
 
 TABLE_SUFFIXES = (".csv", ".jsonl")
@@ -22,6 +24,9 @@ _SINGLE = ("text", "sentence", "tokens", "words", "input_ids")
 _PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"))
 
 _PAIR = 2
+
+_FIELD_LIMIT = Lock()
+"""Of csv's limit, which all threads share."""
 
 Table = Mapping[str, Sequence[Any]]
 """Columns by name, of one length."""
@@ -141,7 +146,7 @@ def target_columns(names: Sequence[str]) -> list[str]:
 
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file, _long_fields():
         rows = [dict(row) for row in csv.DictReader(file)]
     for number, row in enumerate(rows, 1):
         if None in row:  # where csv puts fields without a name
@@ -149,6 +154,18 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
         if None in row.values():
             raise ValueError(f"row {number} has fewer fields than the header")
     return rows
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let csv read fields as long as a sample may be; by default it refuses those over 131,072 characters."""
+    with _FIELD_LIMIT:
+        before = csv.field_size_limit()
+        csv.field_size_limit(max(before, MAX_SAMPLE_BYTES))
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
 
 
 def _filled(path: Path, table: Table, column: str) -> Sequence[Any]:
@@ -174,7 +191,7 @@ def _is_float(text: str) -> bool:
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 row = json.loads(line)

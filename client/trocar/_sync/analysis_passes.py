@@ -250,11 +250,18 @@ def side_by_side(
     add: Callable[[FeatureMaps, FeatureMaps], None],
     edits: tuple[Edits, Edits] = ((), ()),
 ) -> None:
-    """Run two models on the same batches and pass the results of each batch to `add`."""
+    """Run two models on the same batches and pass the results of each batch to `add`.
+
+    Exactly: passes with edits always are, and differences would be those of the numerics.
+    """
     shared = _Shared(batches)
     with (
-        extraction.extract_stream(models[0], shared.branch(0), taps[0], edits=edits[0]) as stream_a,
-        extraction.extract_stream(models[1], shared.branch(1), taps[1], edits=edits[1]) as stream_b,
+        extraction.extract_stream(
+            models[0], shared.branch(0), taps[0], edits=edits[0], numerics="exact"
+        ) as stream_a,
+        extraction.extract_stream(
+            models[1], shared.branch(1), taps[1], edits=edits[1], numerics="exact"
+        ) as stream_b,
     ):
         while (maps_a := _next(stream_a, batches, models[0])) is not None:
             maps_b = _next(stream_b, batches, models[1])

@@ -93,7 +93,8 @@ def _requested(
     if values is None:
         taps.append(tap(INPUT, alias="input"))
     try:
-        maps = extraction.extract(model_id, inputs if values is None else check_input(values), taps)
+        given = inputs if values is None else check_input(values)
+        maps = extraction.extract(model_id, given, taps, numerics="exact")
     except Exception as error:
         if of is None:
             error.add_note("while computing the predicted class; pass of= to choose the objective")
@@ -210,7 +211,8 @@ def _on_path(
     if found.scores is None:
         raise ValueError("delta needs an objective of class scores, such as trocar.logit")
     baseline = baseline_array(options.baseline, request.inputs)
-    maps = extraction.extract(request.model_id, np.ascontiguousarray(baseline), request.score_taps())
+    given = np.ascontiguousarray(baseline)
+    maps = extraction.extract(request.model_id, given, request.score_taps(), numerics="exact")
     start = request.scores(maps)
     assert start is not None  # since the scores of the inputs exist
     return replace(found, delta=convergence_delta(found.values, np.asarray(found.scores, np.float64), start))
@@ -219,7 +221,8 @@ def _on_path(
 def _scored(extraction: Extraction, request: AttributionRequest, found: Attribution) -> Attribution:
     """Add the scores of the inputs, if they can be computed."""
     if found.scores is None and request.score_taps():
-        maps = extraction.extract(request.model_id, request.inputs, request.score_taps())
+        taps = request.score_taps()
+        maps = extraction.extract(request.model_id, request.inputs, taps, numerics="exact")
         found = replace(found, scores=request.scores(maps))
     if found.scores is None:
         return found
@@ -369,7 +372,7 @@ def _each(
     add: Callable[[int, FeatureMaps], None],
 ) -> None:
     """Run a pass for each batch, several in flight, and pass the result of each to `add`, in order."""
-    with extraction.extract_stream(model_id, batches, taps, of=of) as stream:
+    with extraction.extract_stream(model_id, batches, taps, of=of, numerics="exact") as stream:
         for result in stream:
             compute(add, result.index, result.unwrap())
 

@@ -48,6 +48,7 @@ def model(message: model_pb2.Model) -> Model:
         error_message=message.error_message,
         inputs=tuple(model_input(entry) for entry in message.inputs),
         stages={stage.name: stage.selector for stage in message.stages},
+        digest=message.digest,
     )
 
 

@@ -1,7 +1,7 @@
 // Attributions: passes of the server, and the client's arithmetic on their values; of one image and the logit of a class.
 import { ClassScoreKind } from "../../gen/trocar_api/v1/objective_pb.js";
 import { Statistic } from "../../gen/trocar_api/v1/statistics_pb.js";
-import { extract, plan } from "../api.js";
+import { EXACT, extract, plan } from "../api.js";
 import { argmax } from "../tensors.js";
 import { channelsFirst, gradCam, gradCamPlusPlus } from "./cam.js";
 import { occluded, OcclusionSum, windows } from "./occlusion.js";
@@ -45,7 +45,7 @@ export const METHODS = {
  * @returns `{values, heat, pixels, place, target, score}`: `values` and `pixels` are tensors, `heat` a map from 0 to 1
  */
 export async function attribute({ modelId, input, method, target, at, setting }, options, tell = () => {}) {
-  const first = await extract(modelId, input, { taps: [{ selector: OUTPUT, alias: "value" }, { selector: INPUT, alias: "input" }] }, options);
+  const first = await extract(modelId, input, { taps: [{ selector: OUTPUT, alias: "value" }, { selector: INPUT, alias: "input" }], ...EXACT }, options);
   const { value: output, input: pixels } = named(first.maps);
   if (output?.shape.length !== 2) throw new RangeError("The model's output is no scores of classes.");
   const chosen = target ?? argmax(output.values);
@@ -126,7 +126,7 @@ async function occlusion({ modelId, pixels, setting, target, score, options, tel
   const total = new OcclusionSum(pixels.shape, score);
   let done = 0;
   for (const { tensor, places } of occluded(pixels, every)) {
-    const { maps } = await extract(modelId, tensorInput(tensor), { taps: [{ selector: OUTPUT, alias: "score" }] }, options);
+    const { maps } = await extract(modelId, tensorInput(tensor), { taps: [{ selector: OUTPUT, alias: "score" }], ...EXACT }, options);
     const output = named(maps).score;
     total.add(places, places.map((_, at) => output.values[at * output.shape[1] + target]));
     tell((done += places.length) / every.length);

@@ -73,6 +73,7 @@ class Model(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id that calls use: `^[a-z0-9][a-z0-9._-]{0,62}$`."""
     state: Global___ModelState.ValueType
@@ -97,6 +98,11 @@ class Model(_message.Message):
     """
     error_message: _builtins.str
     """Why the last attempt to load failed. Empty otherwise."""
+    digest: _builtins.str
+    """The SHA-256, in hex, of its id, architecture, weights, dtype, options and preprocessing of images. Equal on every
+    server, and after a restart; where weights cannot be hashed, for example sparse ones, another one after each load.
+    Empty while not loaded, and if not asked for; see `GetModelRequest.has_digest`.
+    """
     @_builtins.property
     def preprocessing(self) -> Global___Preprocessing:
         """What the server does to images. Unset for a model that takes arrays only."""
@@ -139,10 +145,11 @@ class Model(_message.Message):
         error_message: _builtins.str = ...,
         inputs: _abc.Iterable[Global___ModelInput] | None = ...,
         stages: _abc.Iterable[Global___ModelStage] | None = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["preprocessing", b"preprocessing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "byte_count", b"byte_count", "categories", b"categories", "device", b"device", "dtype", b"dtype", "error_message", b"error_message", "family", b"family", "input_shape", b"input_shape", "inputs", b"inputs", "model_id", b"model_id", "parameter_count", b"parameter_count", "preprocessing", b"preprocessing", "stages", b"stages", "state", b"state", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "byte_count", b"byte_count", "categories", b"categories", "device", b"device", "digest", b"digest", "dtype", b"dtype", "error_message", b"error_message", "family", b"family", "input_shape", b"input_shape", "inputs", b"inputs", "model_id", b"model_id", "parameter_count", b"parameter_count", "preprocessing", b"preprocessing", "stages", b"stages", "state", b"state", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,16 +364,22 @@ class GetModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_ID_FIELD_NUMBER: _builtins.int
+    HAS_DIGEST_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a catalogue entry. Required."""
+    has_digest: _builtins.bool
+    """Whether `Model.digest` is wanted. It takes about a second per GB of weights, once for each load; of weights that a
+    trainer may change, each time.
+    """
     def __init__(
         self,
         *,
         model_id: _builtins.str = ...,
+        has_digest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_digest", b"has_digest", "model_id", b"model_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -605,19 +605,25 @@ class Cast(_message.Message):
 
     DTYPE_FIELD_NUMBER: _builtins.int
     IS_PER_CHANNEL_FIELD_NUMBER: _builtins.int
+    ONLY_FLOAT32_FIELD_NUMBER: _builtins.int
     dtype: _tensor_pb2.Dtype.ValueType
     """float16, bfloat16 or int8."""
     is_per_channel: _builtins.bool
     """int8 only: one scale per channel instead of one for all."""
+    only_float32: _builtins.bool
+    """Whether only float32 values are cast, and others are sent as they are; otherwise a cast of values that are no
+    floats is refused. For a client that does not know the dtypes. Older servers ignore it.
+    """
     def __init__(
         self,
         *,
         dtype: _tensor_pb2.Dtype.ValueType = ...,
         is_per_channel: _builtins.bool = ...,
+        only_float32: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "is_per_channel", b"is_per_channel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "is_per_channel", b"is_per_channel", "only_float32", b"only_float32"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.app import app
 from trocar_server.app.local_models import read_models
 from trocar_server.app.log_format import stderr_log
-from trocar_server.config import ServerConfig, read_config
+from trocar_server.config import ServerConfig, read_config, resolve_files
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.listen.unix_socket import target_of
 
@@ -246,7 +246,17 @@ def _config(
     alone |= {"page": {"enabled": False}}
     shared = read_config(**options).weights_dir
     own = {"data_dir": folder / "data", "cache_dir": shared, **options}
-    return read_config(host=f"unix:{folder / 'socket'}", models=models, **alone, **own)
+    return read_config(host=f"unix:{folder / 'socket'}", models=_with_absolute_paths(models), **alone, **own)
+
+
+def _with_absolute_paths(models: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Resolve relative files of models now: the program may change its working directory."""
+    tables = {
+        model_id: {key: str(value) if isinstance(value, Path) else value for key, value in table.items()}
+        for model_id, table in models.items()
+    }
+    resolve_files({"models": tables}, Path.cwd())
+    return tables
 
 
 async def _cancel_others() -> None:

@@ -73,7 +73,7 @@ class Reload:
         """
         check_address(self.new)
         self._check_live()
-        folders = dataset_folders(self.new)
+        folders = await asyncio.to_thread(dataset_folders, self.new)  # a network file system may be slow
         specs = {model_id: await self._spec(model_id) for model_id in self._models_to_load()}
         deployments = {model_id: await self._build(spec) for model_id, spec in specs.items()}
         for model_id in specs:

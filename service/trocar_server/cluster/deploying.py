@@ -128,12 +128,14 @@ def deploy(config: ServerConfig, host: str = "") -> None:
 
 
 def with_absolute_paths(config: ServerConfig) -> ServerConfig:
-    """Resolve relative paths, once: replicas run in other folders, and so does `scale`.
+    """Resolve relative paths and default folders, once: replicas run elsewhere, and so does `scale`.
 
-    Those of a configuration file are absolute already; the others are relative to where the command runs.
+    Paths of a configuration file are absolute already; the others are relative to where the command runs.
     """
     values = config.model_dump(mode="json", exclude_unset=True)
     resolve_files(values, Path.cwd())
+    if not config.has_own_data_dir:  # the default depends on who asks, and `scale` may be someone else
+        values |= {"data_dir": str(config.data_dir), "cache_dir": str(config.weights_dir)}
     folders = ((values, "data_dir"), (values, "cache_dir"), (values.get("cluster", {}), "trainers_dir"))
     for table, name in folders:
         if table.get(name):

@@ -342,8 +342,6 @@ def child_config(config: ServerConfig, model_id: str, placement: PlacementConfig
     settings["metrics_port"] = None if config.metrics_port is None else 0  # any: a gateway reads them all
     settings["models"] = {model_id: settings["models"][model_id]}
     settings["data_dir"] = str(config.data_dir.expanduser().absolute())
-    if not config.has_own_data_dir:  # its replica has: without this, weights would be downloaded there again
-        settings["cache_dir"] = str(config.weights_dir.absolute())
     settings.setdefault("threads", max(1, int(placement.cpus)))
     cluster: dict[str, Any] = {"durable_steps": config.cluster.durable_steps}
     if config.cluster.trainers_dir is not None:

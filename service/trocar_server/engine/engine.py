@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.decoding.pixels import DEFAULT_CONVERSION, Conversion
-from trocar_server.engine.compiled.compiled_pass import NotCompiledError
+from trocar_server.engine.compiled.compiled_pass import NotCompiledError, PassFailedError
 from trocar_server.engine.compiled.variants import CompiledVariants
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
@@ -272,14 +272,18 @@ class Engine:
     ) -> Extraction:
         """Run one pass on a compiled variant, or eagerly until there is one."""
         checked = prepared.checked
-        variant = self.compiled.find(checked)
+        variant, failure = self.compiled.find(checked), ""
         if variant is not None and variant.is_ready:
-            with suppress(NotCompiledError):
+            try:
                 return await self.compiled.extract(variant, prepared, deadline, statistics)
+            except PassFailedError as error:
+                failure = str(error)
+            except NotCompiledError:
+                pass  # eager it is
         why = self.compiled.why_exact(checked, variant)
         extraction = await self._extract_eagerly(prepared, deadline, statistics)
         if variant is not None:
-            self.compiled.was_asked(variant, prepared)
+            self.compiled.was_asked(variant, prepared, failure)
         if not why:
             return extraction
         asked = self.compiled.asked(checked)

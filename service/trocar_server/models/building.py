@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -58,12 +58,11 @@ def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
         ServiceError: `WEIGHTS_UNAVAILABLE`, `WEIGHTS_CORRUPT`, `WEIGHTS_MISMATCH`, or
             `MODEL_INVALID` when the builder or factory fails.
     """
-    if spec.source:
-        spec = replace(spec, factory=source_factory(spec, data_dir))
+    if spec.weights_kind is WeightsKind.FILE:
+        return _build_from_file(spec, data_dir)
+    spec = _with_factory(spec, data_dir)
     if spec.weights_kind is WeightsKind.RANDOM:
         return BuiltModule(_build_seeded(spec), None)
-    if spec.weights_kind is WeightsKind.FILE:
-        return _build_from_file(spec)
     if spec.is_custom:
         return BuiltModule(_call(spec), None)
     weights = find_weights(spec.architecture, spec.weights)
@@ -108,11 +107,17 @@ def supply_state_dict(weights: WeightsEnum, state: StateDict) -> Iterator[None]:
         WeightsEnum.get_state_dict = original
 
 
-def _build_from_file(spec: ModelSpec) -> BuiltModule:
+def _with_factory(spec: ModelSpec, data_dir: Path, names: Collection[str] | None = None) -> ModelSpec:
+    """Return a spec with what builds its source, if any, for tensors of these names."""
+    return replace(spec, factory=source_factory(spec, data_dir, names)) if spec.source else spec
+
+
+def _build_from_file(spec: ModelSpec, data_dir: Path) -> BuiltModule:
     path = Path(spec.weights).expanduser()
+    state = read_weights(path, spec.rebuilding.sha256 if spec.rebuilding else "")
+    spec = _with_factory(spec, data_dir, state.keys())
     if spec.rebuilding is not None:
-        return _rebuild(spec, spec.rebuilding, path)
-    state = read_weights(path)
+        return _rebuild(spec, spec.rebuilding, state)
     weights = None if spec.is_custom or spec.options else _weights_of_file(spec.architecture, path)
     if weights is not None:
         return BuiltModule(_build_named(spec, weights, state), weights)
@@ -122,9 +127,8 @@ def _build_from_file(spec: ModelSpec) -> BuiltModule:
     return BuiltModule(module, None)
 
 
-def _rebuild(spec: ModelSpec, rebuilding: Rebuilding, path: Path) -> BuiltModule:
+def _rebuild(spec: ModelSpec, rebuilding: Rebuilding, state: StateDict) -> BuiltModule:
     """Build a published model: its base's module, changed as its trainer did, with its own weights."""
-    state = read_weights(path, rebuilding.sha256)
     weights = find_weights(spec.architecture, rebuilding.built_as) if rebuilding.built_as else None
     with torch.random.fork_rng(devices=[]):
         if weights is None:
@@ -133,7 +137,7 @@ def _rebuild(spec: ModelSpec, rebuilding: Rebuilding, path: Path) -> BuiltModule
             with skip_state_dict(weights):
                 module = _call(spec, weights=weights, progress=False)
         rebuilding.prepare(module)
-    load_matching(module, state, path.name)
+    load_matching(module, state, Path(spec.weights).name)
     return BuiltModule(module, weights)
 
 

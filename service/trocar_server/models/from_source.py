@@ -4,7 +4,7 @@ factory = source_factory(spec, cache_dir)                 # builds spec.source
 facts = source_facts(spec, module, cache_dir)             # inputs, stages, preprocessing, classes
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,15 @@ def prefetch_source(spec: ModelSpec, cache_dir: Path) -> None:
     import_code(_known_folder(source, cache_dir), source.task)
 
 
-def source_factory(spec: ModelSpec, cache_dir: Path) -> Callable[..., nn.Module]:
+def source_factory(
+    spec: ModelSpec, cache_dir: Path, names: Collection[str] | None = None
+) -> Callable[..., nn.Module]:
     """Return what builds a source's module: with its own weights if the spec asks for these.
+
+    Args:
+        spec: The model.
+        cache_dir: Where downloads are.
+        names: Of the tensors of its file of weights; None for weights of another kind.
 
     Raises:
         ServiceError: `MODEL_INVALID`, `WEIGHTS_UNAVAILABLE` or `WEIGHTS_CORRUPT`.
@@ -108,7 +115,8 @@ def source_factory(spec: ModelSpec, cache_dir: Path) -> Callable[..., nn.Module]
     def build_folder(**options: Any) -> nn.Module:
         from trocar_server.models.huggingface.building import build
 
-        return build(folder, source.task, options, TORCH_DTYPES.get(spec.dtype), weights=has_weights)
+        dtype = TORCH_DTYPES.get(spec.dtype)
+        return build(folder, source.task, options, dtype, weights=has_weights, names=names)
 
     return build_folder
 
@@ -118,7 +126,7 @@ def source_facts(spec: ModelSpec, module: nn.Module, cache_dir: Path) -> SourceF
     source = parse_source(spec.source) if spec.source else None
     if source is not None and source.library == "timm":
         return _timm_facts(module)
-    if not _is_of_transformers(module):
+    if not is_of_transformers(module):
         return SourceFacts()
     from trocar_server.models.blocks import block_stages
     from trocar_server.models.huggingface.signatures import transformers_signature
@@ -175,7 +183,7 @@ def _known_folder(source: Source, cache_dir: Path) -> ModelFolder:
     return open_folder(source.folder or cached_folder(source, cache_dir))
 
 
-def _is_of_transformers(module: nn.Module) -> bool:
+def is_of_transformers(module: nn.Module) -> bool:
     """Whether a module is a model of transformers 5, by the classes that it has; nothing is imported."""
     kinds = {
         kind.__qualname__ for kind in type(module).__mro__ if kind.__module__.startswith("transformers.")

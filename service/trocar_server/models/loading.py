@@ -20,7 +20,7 @@ from trocar_server.late_imports import late_imports
 from trocar_server.models.architectures import check_spec, named_weights, weights_label
 from trocar_server.models.building import BuiltModule, build
 from trocar_server.models.families import Family, family_of
-from trocar_server.models.from_source import TORCH_DTYPES, SourceFacts, source_facts
+from trocar_server.models.from_source import TORCH_DTYPES, SourceFacts, is_of_transformers, source_facts
 from trocar_server.models.hosted import HostedModel, count_bytes
 from trocar_server.models.inputs import InputSignature, overridden
 from trocar_server.models.preprocessing import Preprocessor, SpecTransform
@@ -97,7 +97,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
     signature = _signature(spec, facts.signature)
     crop = preprocessing.describe().crop if preprocessing else _crop_of(reference)
     shape = spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop)
-    floating = _floating_dtype(spec, module)
+    floating = _floating_dtype(module)
     return HostedModel(
         spec=spec,
         module=module,
@@ -117,16 +117,17 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
     )
 
 
-def _floating_dtype(spec: ModelSpec, module: nn.Module) -> torch.dtype | None:
-    """Dtype of the floating-point parameters: of the first one, or of most elements where `hf:` built it.
+def _floating_dtype(module: nn.Module) -> torch.dtype | None:
+    """Dtype of the floating-point parameters: of the first one, or of most elements.
 
-    transformers keeps some in float32 whatever the folder's dtype is: BLIP-2's first parameter is one.
+    The latter for models of transformers, which keeps some in float32 whatever the folder's dtype is:
+    BLIP-2's first parameter is one.
     """
     counts: Counter[torch.dtype] = Counter()
     for parameter in module.parameters():
         if parameter.is_floating_point():
             counts[parameter.dtype] += parameter.numel()
-    dtypes = counts.most_common() if spec.source.startswith("hf:") else counts.items()
+    dtypes = counts.most_common() if is_of_transformers(module) else counts.items()
     return next((dtype for dtype, _ in dtypes), None)
 
 

@@ -168,18 +168,36 @@ def _check_size(
             f"the images become {byte_count:,} bytes, one call may have {head['most_image_bytes']:,}; send "
             "fewer or smaller ones",
         )
-    tokenizer, limit, starts = processor.tokenizer, token_limit(processor.tokenizer, head), 0
-    longest = 0
+    _check_tokens(processor, texts, counts, tokens, head)
+    return byte_count
+
+
+def _check_tokens(
+    processor: Any,
+    texts: Sequence[str],
+    counts: Sequence[int],
+    image_tokens: Sequence[int],
+    head: dict[str, Any],
+) -> None:
+    """Refuse too many tokens of a text, or of all with their padding.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED` or `REQUEST_TOO_LARGE`.
+    """
+    tokenizer, limit = processor.tokenizer, token_limit(processor.tokenizer, head)
+    options = {**_text_options(tokenizer, head["entries"], head), "padding": False} if texts else {}
+    longest, starts = 0, 0
     for index, (text, count) in enumerate(zip(texts, counts, strict=False)):
-        own = sum(each - each // _SPARE for each in tokens[starts : starts + count])
+        length = len(tokenizer(text, **options)["input_ids"])
+        if count and image_tokens:
+            own = image_tokens[starts : starts + count]
+            length += sum(each - each // _SPARE for each in own) - count
         starts += count
-        if count and tokens:
-            longest = max(longest, len(tokenizer(text, verbose=False)["input_ids"]) - count + own)
-        if longest > limit:
-            raise too_many_tokens(index, longest, limit, "send smaller images or a shorter text")
+        if length > limit:
+            raise too_many_tokens(index, length, limit, "send smaller images or a shorter text")
+        longest = max(longest, length)
     if longest * len(texts) > head["most_tokens"]:
         raise too_many_batch_tokens(longest * len(texts), head["most_tokens"])
-    return byte_count
 
 
 def _tokens_and_patches(

@@ -35,6 +35,7 @@ from trocar_server.surgery.sessions.gradients import GradientSession
 from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
 from trocar_server.surgery.sessions.operating import Surgery, operate
 from trocar_server.surgery.sessions.recomputation import without_recomputation
+from trocar_server.surgery.sessions.recurrent_layers import differentiable_recurrence, recurrent_layers
 from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
 from trocar_server.surgery.sessions.taps import (
     CallsDifferError,
@@ -76,6 +77,7 @@ __all__ = [
     "call_order",
     "clear_caches",
     "differentiable",
+    "differentiable_recurrence",
     "graphs_end_here",
     "independent",
     "is_of_inference_mode",
@@ -88,6 +90,7 @@ __all__ = [
     "record_calls",
     "record_functions",
     "record_nodes",
+    "recurrent_layers",
     "resolve",
     "trace_graph",
     "without_recomputation",

@@ -19,7 +19,7 @@ from trocar_server.training.files.published_records import PublishedModel
 from trocar_server.training.files.snapshots import snapshot_weights
 from trocar_server.training.files.trainer_janitor import TRAINER_ID
 from trocar_server.training.files.trainer_storage import StorageOnDemand
-from trocar_server.training.model.head import replace_head
+from trocar_server.training.model.head import class_counts, replace_head
 from trocar_server.training.trainer import Trainer
 
 _log = structlog.get_logger("trocar")
@@ -129,7 +129,7 @@ class Publishing:
                 ErrorReason.INVALID_ARGUMENT,
                 "a trainer with an adapter cannot be published; export the adapter, or name it in calls",
             )
-        check_categories(categories, self._engine.deployment(trainer.trainer_id).output_shapes)
+        check_categories(categories, class_counts(self._engine.deployment(trainer.trainer_id).example))
         if is_repeated and self.others is not None:  # its server may have gone with its answer
             await self.others.take_lost()
         is_taken = self._engine.catalogue.has(model_id)
@@ -154,8 +154,27 @@ class Publishing:
                 heads=() if trainer.spec.head is None else (trainer.spec.head,),
                 categories=categories or trainer.fitted_categories or trainer.core.hosted.categories,
             )
-        self._engine.catalogue.add(storage.published.model_spec(published, replace_head))
-        await self._engine.deployments.load(model_id)
+        try:
+            self._engine.catalogue.add(storage.published.model_spec(published, replace_head))
+            await self._engine.deployments.load(model_id)
+        except BaseException:
+            await self._take_back(storage.published, published)
+            raise
+
+    async def _take_back(self, store: PublishedStore, model: PublishedModel) -> None:
+        """Remove a new model that cannot be hosted: its id is free again, and no restart lists it."""
+        try:
+            if self._lists(model):
+                self._engine.catalogue.remove(model.model_id)
+            await asyncio.to_thread(store.remove, model.model_id)
+        except ServiceError as error:  # its owner has removed it meanwhile, or the disk fails
+            _log.warning("model that is not hosted not removed", model_id=model.model_id, why=error.message)
+
+    def _lists(self, model: PublishedModel) -> bool:
+        """Whether the catalogue has this model: the operator may have reused its id for another one since."""
+        hosted = (entry.spec for entry in self._engine.catalogue.entries())
+        own = (model.model_id, model.weights_file)
+        return any((spec.model_id, Path(spec.weights).name) == own for spec in hosted)
 
     async def remove(self, principal: str, model_id: str, needed: Collection[str]) -> None:
         """Remove a model, from disk first: once this returns, no restart brings it back.
@@ -178,9 +197,7 @@ class Publishing:
                 ErrorReason.MODEL_CONFLICT, f"a trainer needs model '{model_id}'; close the trainer first"
             )
         await asyncio.to_thread(storage.published.remove, model_id)
-        hosted = [entry.spec for entry in self._engine.catalogue.entries()]
-        weights_file = own[0].weights_file  # the operator may have reused the id for another model since
-        if any(spec.model_id == model_id and Path(spec.weights).name == weights_file for spec in hosted):
+        if self._lists(own[0]):
             await self._engine.deployments.unload(model_id)
             self._engine.catalogue.remove(model_id)
 
@@ -189,21 +206,19 @@ def _taken(model_id: str) -> ServiceError:
     return ServiceError(ErrorReason.MODEL_CONFLICT, f"model '{model_id[:80]}' exists; choose another id")
 
 
-def check_categories(categories: Sequence[str], outputs: Collection[tuple[int, ...]]) -> None:
+def check_categories(categories: Sequence[str], counts: Collection[int]) -> None:
     """Refuse class names that do not match the model's outputs one to one.
 
     Args:
         categories: Class names by index; an empty list fits every model.
-        outputs: Shapes (batch, classes, ...) of its outputs. The number of classes is unknown for a model
-            with several outputs, or with none of that shape.
+        counts: The numbers of classes that it may have, see `class_counts`; it is known if there is one.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT`.
     """
-    counts = {shape[1] for shape in outputs if len(shape) > 1}
     if categories and len(counts) == 1 and len(categories) not in counts:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"categories: {len(categories)} names for a model with {counts.pop()} outputs; give one for "
-            "each, or none",
+            f"categories: {len(categories)} names for a model with {next(iter(counts))} outputs; give one "
+            "for each, or none",
         )

@@ -239,7 +239,7 @@ class Trainer:
 
     def _journal_ended(self, notice: str) -> None:
         """Tell that entries are left; the next call saves a checkpoint, which removes them."""
-        self._changed()
+        self.changed()
         self.notices += (notice,)
         _log.warning("a journal was not repeated to its end", trainer_id=self.trainer_id, why=notice)
 
@@ -482,7 +482,7 @@ class Trainer:
             if (earlier := await self._saved_for(request_id)) is not None:
                 return earlier
             await self.engine.owner.run(lambda: self.core.load_adapter(data))
-            self._changed()
+            self.changed()
             state = await self.engine.owner.run(self.core.state)
             return await self.write(state, "a loaded adapter", request_id=request_id)
 
@@ -494,12 +494,12 @@ class Trainer:
             self.resume_at(saved)
             # A restart goes on from the newest checkpoint, and another server with the journal behind it.
             if self.durable is not None or numbers[-1:] != [saved.checkpoint.number]:
-                self._changed()
+                self.changed()
             if self.durable is not None:
                 await self._write_now()
 
-    def _changed(self) -> None:
-        """Note that neither the newest checkpoint nor the journal makes the weights, until they are saved."""
+    def changed(self) -> None:
+        """Note that neither the newest checkpoint nor the journal makes its state, until it is saved."""
         self._saved_steps = None
         if self.durable is not None:
             self.durable.counts = None
@@ -544,7 +544,11 @@ class Trainer:
             # A cancelled call must not leave a checkpoint with the journal of the one before.
             await shielded(self._write_now())
             durable.checkpoint_s = time.monotonic() - began
-        await durable.record(number, kind, batch)
+        try:
+            await durable.record(number, kind, batch)
+        except BaseException:  # the entry of a cancelled call is written all the same
+            await durable.discard(number)
+            raise
         return _given(batch)
 
     def _apply(self, kind: CallKind, make_batch: MakeBatch | None, guard: PassGuard) -> StepResult:

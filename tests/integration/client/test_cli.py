@@ -260,6 +260,21 @@ def test_statistics_tables_name_channels_and_images(cli: Trocar, photos: list[Pa
     assert [line.split()[0] for line in per_channel[3:]] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.parametrize("count", [1, 5])  # of five images, as many as the parameter has rows
+def test_rows_of_a_parameter_have_no_names_of_images(
+    cli: Trocar, client: trocar.Client, photos: list[Path], count: int
+) -> None:
+    words = ("stats", "plain", *photos[:count], "--tap", "fc/param(weight)", "--stats", "mean", "--batch", 2)
+    done = cli(*words, "--over", "sample")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    weight = client.extract("plain", list(photos), "fc/param(weight)")["fc/param(weight)"]
+    assert lines[0] == f"fc/param(weight) {weight.shape}"
+    assert [line.split()[0] for line in lines[3:]] == ["0", "1", "2", "3", "4"]
+    means = [float(line.split()[1]) for line in lines[3:]]
+    np.testing.assert_allclose(means, weight.astype(np.float64).mean(1), rtol=1e-3)
+
+
 def test_arrays_go_to_the_model_as_they_are(cli: Trocar, client: trocar.Client, tmp_path: Path) -> None:
     inputs = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype(np.float32)
     np.save(tmp_path / "inputs.npy", inputs)

@@ -24,9 +24,12 @@ FLIP = trocar.edit("conv2", "scale", -40.0)
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     plain = {**custom(tiny_models.Plain, (3, 8, 8)), "categories": NAMES}
+    cranes = ("crane", "crane", "dog", "crane", "dog")
     models = {
         "plain": plain,
         "other": {**plain, "weights": "random:1", "categories": (*reversed(NAMES),)},
+        "cranes": {**plain, "categories": cranes},
+        "other-cranes": {**plain, "weights": "random:1", "categories": (*reversed(cranes),)},
         "named": {**custom(tiny_models.NamedScores, (3, 8, 8)), "weights": "random:1", "categories": NAMES},
         "structured": custom(tiny_models.Structured, (3,)),
         "half": custom(tiny_models.Half, (7,)),
@@ -87,6 +90,25 @@ def test_two_models_pair_their_classes_by_name(client: trocar.Client) -> None:
     assert moved == pytest.approx(scores[np.arange(len(x)), theirs].tolist(), rel=1e-4)
     assert [row.name for row in found.diff.rows] == ["conv", "/out"]
     assert all(one.is_changed == (one.before.name != one.after.name) for one in found.classes)
+
+
+def test_classes_of_one_name_are_several(client: trocar.Client) -> None:
+    x = images(32)
+    before, after = (values_of(rebuilt(tiny_models.Plain), x, "pool", factor)[1] for factor in (None, -40.0))
+    moved = before.argmax(1) != after.argmax(1)
+    found = client.compare("cranes", x, edits=FLIP, taps="conv")
+    assert any(one.is_changed and one.before.name == one.after.name for one in found.classes)
+    assert [one.is_changed for one in found.classes] == moved.tolist()
+
+
+def test_of_two_models_the_best_class_of_the_name_is_the_same(client: trocar.Client) -> None:
+    found = client.compare("cranes", images(32), other="other-cranes", taps="conv", top=5)
+    assert found.after is not None
+    for one, after in zip(found.classes, found.after, strict=True):
+        assert one.is_changed == (one.before.name != one.after.name)
+        named = [other for other in after if other.name == one.before.name]
+        assert one.before_score_after == named[0].score
+        assert one.number_after == named[0].number
 
 
 def test_two_models_head_the_columns_and_one_model_has_before_and_after(client: trocar.Client) -> None:

@@ -18,16 +18,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 from structlog.testing import capture_logs
 
 import trocar
+from tests.support.models.trainable_nets import SHAPE, TinyNet
 from tests.support.models.watched_models import WATCH, Watched
 from tests.support.servers import warm_python
 from tests.support.servers.running_server import RunningServer, running_server
-from tests.support.servers.serving import custom
+from tests.support.servers.serving import Serve, custom, rebuilt
 from tests.unit.client._export.fakes import tree
 from trocar._cli import main
 from trocar._cli.options.text_options import read_texts
+from trocar._export.job import Progress
 from trocar.errors import OutputError
 from trocar_server.config import PreprocessingConfig
 
@@ -321,3 +324,60 @@ def test_source_that_cannot_be_read_is_explained(
     assert done.code == 1
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_model_published_again_is_not_taken_for_the_one_before(serve: Serve, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).standard_normal((6, *SHAPE)).astype(np.float32)
+    out = tmp_path / "out"
+    server = serve(models={"tiny": custom(TinyNet, SHAPE)}, data_dir=tmp_path / "data")
+    with trocar.connect(server.address) as own, own.train("tiny", seed=1) as trainer:
+
+        def extract() -> trocar.DatasetReport:
+            return trocar.extract_dataset(own, "tuned", images, ["fc"], out, batch=2)
+
+        trainer.publish("tuned")
+        extract()
+        own.unpublish("tuned")
+        trainer.publish("tuned")
+        assert extract().resumed_at == len(images)  # the weights are the same
+        own.unpublish("tuned")
+        trainer.step(images, np.array([0, 1, 2, 3, 0, 1]))
+        trainer.publish("tuned")
+        with pytest.raises(OutputError, match=r"model\.digest: was"):
+            extract()
+        trocar.extract_dataset(own, "tuned", images, ["fc"], out, batch=2, restart=True)
+        expected = np.concatenate([own.extract("tuned", images[at : at + 2], "fc")["fc"] for at in (0, 2, 4)])
+        np.testing.assert_array_equal(trocar.read_features(out)["fc"][:], expected)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_half_a_run_is_not_filled_up_with_rows_of_other_weights(
+    serve: Serve, tmp_path: Path, is_same: bool
+) -> None:
+    """A file of weights is replaced, and the model loaded again."""
+    weights, arrays = tmp_path / "own.safetensors", np.ones((6, *SHAPE), np.float32)
+    state = rebuilt(TinyNet).state_dict()
+    save_file(state, weights)
+    server = serve(models={"tiny": custom(TinyNet, SHAPE, weights=str(weights))})
+    words: tuple[Any, ...] = ("tiny", arrays, ["fc"], tmp_path / "out")
+    with trocar.connect(server.address) as own:
+        with pytest.raises(KeyboardInterrupt):
+            trocar.extract_dataset(own, *words, batch=2, shard_size=2, progress=stop_at(2))
+        own.unload("tiny")
+        save_file(state if is_same else {name: value + 1 for name, value in state.items()}, weights)
+        own.load("tiny")
+        if is_same:
+            assert trocar.extract_dataset(own, *words, batch=2, shard_size=2).resumed_at == 2
+        else:
+            with pytest.raises(OutputError, match=r"model\.digest: was"):
+                trocar.extract_dataset(own, *words, batch=2, shard_size=2)
+
+
+def stop_at(sample_count: int) -> Callable[[Progress], None]:
+    """Return a `progress` that stops the run when so many samples are done."""
+
+    def told(progress: Progress) -> None:
+        if progress.sample_count >= sample_count:
+            raise KeyboardInterrupt
+
+    return told

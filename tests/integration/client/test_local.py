@@ -158,6 +158,17 @@ def test_training_the_module_meanwhile_shows_in_the_next_call() -> None:
     assert same_bits(after, hooked_outputs(net.eval(), [IMAGES], ["1"])["1", 0, ""])
 
 
+def test_replies_are_not_cached_where_weights_may_change() -> None:
+    net = nn.Sequential(nn.Linear(4, 2))
+    options = {**CPU, "limits": {"feature_cache_bytes": 1 << 20}}
+    with trocar.connect("local", models=own(net, 4), options=options) as local:
+        assert local.extract("net", noise(1, 4), "0")["0"].any()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        assert not local.extract("net", noise(1, 4), "0")["0"].any()
+
+
 def test_gradients_of_the_caller_survive_a_call_between_forward_and_backward() -> None:
     net = nn.Sequential(nn.Linear(3, 2))
     with connect(own(net, 3)) as local:

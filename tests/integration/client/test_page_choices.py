@@ -11,7 +11,10 @@ import pytest
 import trocar
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import Serve
 from trocar._page.frames import CONTENT_TYPE, trailers_frame
+from trocar_api.v1.execution_pb2 import NUMERICS_EXACT
+from trocar_api.v1.extraction_pb2 import ExtractRequest
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
@@ -174,3 +177,30 @@ def test_samples_take_no_memory_of_the_browser_for_good(tab: Tab, url: str) -> N
         tab.page.get_by_label("Compare with").select_option(f"sample:{name}")
         tab.page.locator(".other", has_text=name).wait_for()
     assert tab.page.evaluate("made") == 0
+
+
+@pytest.mark.parametrize("numerics", ["exact", "bf16"])
+def test_values_before_edits_are_as_exact_as_those_after(tab: Tab, serve: Serve, numerics: str) -> None:
+    model = {"source": "squeezenet1_1", "weights": "random:0", "numerics": numerics}
+    is_loose = numerics != "exact"
+    sent: list[ExtractRequest] = []
+
+    def note(route: Any) -> None:
+        sent.append(requested(route.request))
+        route.continue_()
+
+    tab.page.route(EXTRACT, note)
+    with trocar.connect(serve(models={FIRST: model}).address) as client, client.page() as page:
+        tab.page.goto(f"{page.url}#panel=change&model={FIRST}&sample=cat&module={MODULE}")
+        tab.page.get_by_role("button", name="Add an edit of").click()
+        tab.page.locator('section.after[aria-busy="false"]').wait_for()
+        before, after = tab.copied_commands()
+        tab.page.goto("about:blank")
+    assert [one.execution.numerics for one in sent if not one.edits][1:] == [NUMERICS_EXACT] * is_loose
+    assert ("--numerics exact" in before, "--numerics" in after) == (is_loose, False)
+
+
+def requested(request: Any) -> ExtractRequest:
+    """Return the first message of a gRPC-Web request."""
+    body = request.post_data_buffer
+    return ExtractRequest.FromString(body[5 : 5 + int.from_bytes(body[1:5], "big")])

@@ -53,33 +53,35 @@ def own(server: RunningServer, trainer: trocar.Trainer) -> Trainer:
     return next(one for one in server.app.trainers.all() if one.trainer_id == trainer.trainer_id)
 
 
-def cancelled_while_saving(server: RunningServer, trainer: Trainer, batch: Any) -> None:
-    """Cancel a step that saves a checkpoint first, while the disk is slow."""
-    save = CheckpointStore.save
-    saving, may_save, saved = (threading.Event() for _ in range(3))
+def cancelled_while_writing(
+    server: RunningServer, trainer: Trainer, batch: Any, store: type, method: str
+) -> None:
+    """Cancel a step while the disk is slow at what a store writes before the step runs."""
+    write = getattr(store, method)
+    writing, may_write, written = (threading.Event() for _ in range(3))
 
     def slow(*arguments: Any, **options: Any) -> Any:
-        saving.set()
-        assert may_save.wait(WAIT_S)
+        writing.set()
+        assert may_write.wait(WAIT_S)
         try:
-            return save(*arguments, **options)
+            return write(*arguments, **options)
         finally:
-            saved.set()
+            written.set()
 
     async def call() -> None:
         number = trainer.numbering.next_number
         step = trainer.forward_backward(number, lambda _: batch, None, is_step=True)
         calling = asyncio.create_task(step)
-        await asyncio.to_thread(saving.wait, WAIT_S)
+        await asyncio.to_thread(writing.wait, WAIT_S)
         calling.cancel()
         await asyncio.wait([calling], timeout=0.2)  # it may wait for the disk, or not
-        may_save.set()
+        may_write.set()
         await asyncio.wait([calling])
         assert calling.cancelled()
-        assert await asyncio.to_thread(saved.wait, WAIT_S)
+        assert await asyncio.to_thread(written.wait, WAIT_S)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointStore, "save", slow)
+        patch.setattr(store, method, slow)
         server.run(call)
 
 
@@ -93,13 +95,30 @@ def test_a_call_cancelled_during_its_checkpoint_loses_no_step_after_it(
         assert journal is not None
         journal.compute_s = 0.6 * REPLAY_S
     images, labels = map(torch.from_numpy, samples(4, 9))
-    cancelled_while_saving(first, own(first, trainer), Batch((images,), {}, {"": labels}, 4))
+    batch = Batch((images,), {}, {"": labels}, 4)
+    cancelled_while_writing(first, own(first, trainer), batch, CheckpointStore, "save")
     stepped(other, 2)  # saves a checkpoint, so that the other's journal is not due any more
     stepped(trainer, 2, 3)
     replicas.lose(by=second)
     again = clients(second).trainer(trainer.trainer_id)
     assert again.info().next_number == 4
     assert_weights(again, stepped_plainly([samples(4, seed) for seed in range(4)]), tmp_path)
+
+
+def test_a_call_cancelled_while_it_is_recorded_is_not_applied_by_another_server(
+    replicas: Replicas, clients: Any, tmp_path: Path
+) -> None:
+    """Its number is free: the caller that takes it next gets the result of its own batch."""
+    first, second = replicas.start(), replicas.start()
+    trainer = stepped(make_trainer(clients(first)), 0, 1)
+    images, labels = map(torch.from_numpy, samples(4, 9))
+    batch = Batch((images,), {}, {"": labels}, 4)
+    cancelled_while_writing(first, own(first, trainer), batch, StepJournal, "write")
+    replicas.lose(by=second)
+    again = clients(second).trainer(trainer.trainer_id)
+    assert again.info().next_number == 2
+    again.step(*samples(4, 2), number=2)
+    assert_weights(again, stepped_plainly([samples(4, seed) for seed in range(3)]), tmp_path)
 
 
 def broken_by_its_last_step(replicas: Replicas, clients: Any) -> tuple[trocar.Trainer, Any]:

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from tests.support.oracles.tiny_training import (
 from tests.support.servers.replicas import Replicas
 from tests.support.servers.running_server import running_server
 from tests.support.wire.wire import raw_channel
+from trocar_api.reasons import ErrorReason
 from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1.trainer_pb2 import PublishTrainerRequest
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 from trocar_server.cluster.published_models import PublishedModels
 from trocar_server.cluster.replica_server import take_slot
+from trocar_server.errors import ServiceError
 
 WAIT_S = 60.0
 
@@ -80,6 +83,29 @@ def test_an_id_is_published_once_on_a_cluster(replicas: Replicas, clients: Any, 
     assert problem_of(trainers[0], "configured") == "MODEL_CONFLICT"
     connected[problems.index("")].unpublish("tuned")
     assert [problem_of(trainer) for trainer in trainers] == ["", "MODEL_CONFLICT", "MODEL_CONFLICT"]
+    for lock in locks:
+        lock.release()
+
+
+def test_an_id_whose_model_could_not_be_hosted_is_free_on_a_cluster(
+    replicas: Replicas, clients: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainers, locks = [], []
+    for name in ("tiny", "other"):
+        slot, lock = take_slot(tmp_path / "replicas" / name)
+        replica = replicas.start(own_dir=slot)
+        publishing = replica.app.trainers.publishing
+        publishing.others = PublishedModels(slot, MODELS, publishing)
+        trainers.append(make_trainer(clients(replica)))
+        locks.append(lock)
+    failure = ServiceError(ErrorReason.OUT_OF_MEMORY, "the device is full")
+    with monkeypatch.context() as patch:
+        patch.setattr("trocar_server.engine.host.deployments.load_model", Mock(side_effect=failure))
+        with pytest.raises(trocar.errors.ServerOutOfMemoryError):
+            trainers[0].publish("tuned")
+    assert trainers[1].publish("tuned") == "tuned"
+    found = list(tmp_path.glob("replicas/*/*/published/*/model.json"))
+    assert [path.relative_to(tmp_path / "replicas").parts[0] for path in found] == ["other"]
     for lock in locks:
         lock.release()
 

@@ -13,9 +13,13 @@ import pytest
 import torch
 import transformers as T
 from packaging.version import Version
+from torch import nn
+from torch.nn import functional as F
 
 import trocar
+from tests.support.oracles.oracle import noise
 from tests.support.servers.running_server import running_server
+from tests.support.servers.serving import custom, rebuilt
 from trocar.errors import EditNotPossibleError
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
@@ -79,6 +83,38 @@ CASES = [
 ]
 
 
+class TokensFirst(nn.Module):
+    """Attention over (tokens, batch, width), as torch's layers take it by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x.transpose(0, 1)).transpose(0, 1)
+        return result
+
+
+class _TwoHeads(nn.Module):
+    """Attention of rows (batch, tokens, 8) to themselves."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        heads = rows.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+class Signal(nn.Module):
+    """Takes (batch, 1, times), which is no single token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = _TwoHeads()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.heads(x.unflatten(-1, (-1, 8)).squeeze(1))
+        return result
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("folders")
@@ -95,7 +131,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def client(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[trocar.Client]:
-    tables = {name: {"source": f"hf:{folder}"} for name, folder in models.items()}
+    tables: dict[str, Any] = {name: {"source": f"hf:{folder}"} for name, folder in models.items()}
+    tables["tokens-first"] = custom(TokensFirst, (5, 8))
+    tables["signal"] = custom(Signal, (1, 24))
     data_dir = tmp_path_factory.mktemp("data")
     with (
         running_server(models=tables, device="cpu", data_dir=data_dir) as running,
@@ -169,6 +207,41 @@ def test_packed_heads_are_not_taken_for_others_by_an_edit(client: trocar.Client)
     assert not np.array_equal(plain, edited)
     with pytest.raises(EditNotPossibleError, match="packs the heads"):
         client.extract("llama", padded, tap, edits=edit)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("path", ["layer.self_attn", "layer", ""])
+def test_attention_over_tokens_first_has_all_heads_of_each_sample(
+    client: trocar.Client, path: str, rows: int
+) -> None:
+    batch, model = noise(rows, 5, 8), rebuilt(TokensFirst)
+    x = torch.from_numpy(batch).transpose(0, 1)
+    _, expected = model.layer.self_attn(x, x, x, average_attn_weights=False)
+    found = client.extract("tokens-first", batch, f"{path}/pattern")[f"{path}/pattern"]
+    assert found.shape == (rows, 2, 5, 5)
+    np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
+
+
+def test_a_head_of_one_sample_with_its_tokens_first_is_switched_off(client: trocar.Client) -> None:
+    batch, attention = noise(1, 5, 8), rebuilt(TokensFirst).layer.self_attn
+    x = torch.from_numpy(batch).transpose(0, 1)
+    _, pattern = attention(x, x, x, average_attn_weights=False)
+    values = F.linear(x, attention.in_proj_weight[16:], attention.in_proj_bias[16:])
+    mixed = pattern * torch.tensor([1.0, 0.0]).view(2, 1, 1) @ values.view(5, 2, 4).transpose(0, 1)
+    expected = attention.out_proj(mixed.permute(2, 0, 1, 3).flatten(2))
+    edit = trocar.edit("layer.self_attn/pattern", "zero", channels=1)
+    (found,) = client.extract("tokens-first", batch, "layer.self_attn[0]", edits=edit).values()
+    np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["heads", ""])
+def test_a_signal_is_not_taken_for_a_single_token(client: trocar.Client, path: str) -> None:
+    batch = noise(2, 1, 24)
+    heads = batch.reshape(2, 3, 2, 4).transpose(0, 2, 1, 3)
+    logits = heads @ heads.transpose(0, 1, 3, 2) / 2
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    found = client.extract("signal", batch, f"{path}/pattern")[f"{path}/pattern"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_alibi_is_added_once_as_in_the_models_own_kernel(

@@ -30,6 +30,7 @@ def images_client() -> Iterator[trocar.Client]:
     models: dict[str, Any] = {name: {"weights": "random:0"} for name in MODELS}
     preprocessing = {"resize": (20,), "crop": (16,), "mean": (0.5, 0.4, 0.3), "std": (0.1, 0.2, 0.3)}
     models["own"] = custom(Plain, (3, 16, 16), preprocessing=preprocessing)
+    models["free"] = custom(Plain, (3, 16, 16), preprocessing={**preprocessing, "crop": ()})
     models["plain"] = custom(Plain, (3, 16, 16))
     with running_server(models=models, device="cpu") as running, trocar.connect(running.address) as connected:
         yield connected
@@ -98,6 +99,67 @@ def test_images_and_arrays_give_the_same_features(images_client: trocar.Client) 
     of_arrays = images_client.extract("resnet18", batch, taps="layer3")["layer3"]
     of_images = images_client.extract("resnet18", [PHOTO, photo(seed=3)], taps="layer3")["layer3"]
     assert np.array_equal(of_arrays, of_images)
+
+
+PAIR = [PHOTO, photo(seed=3)]
+PAIRS: dict[str, Callable[[Image.Image], Any]] = {
+    "PIL images": lambda image: image,
+    "encoded": lambda image: encoded(image, "PNG"),
+    "pixels": np.asarray,
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_tap_takes_parts_that_the_example_input_lacks(images_client: trocar.Client, kind: str) -> None:
+    """The second image, and a column behind those of the example: 20 x 24 pixels, not 16 x 16."""
+    images = [PAIRS[kind](image) for image in PAIR]
+    whole = images_client.extract("free", images, taps="conv2")["conv2"]
+    part = trocar.tap("conv2", samples=[1], index=np.s_[:, :, :, 20:])
+    found = images_client.extract("free", images, taps=part)["conv2"]
+    assert np.array_equal(found, whole[[1]][:, :, :, 20:])
+    assert found.shape == (1, 4, 20, 4)
+
+
+EDITS = {
+    "samples": trocar.edit("conv2", "zero", samples=[1]),
+    "index": trocar.edit("conv2", "zero", index=np.s_[1]),
+    "mask": trocar.edit("conv2", "zero", mask=np.array([False, True]).reshape(2, 1, 1, 1)),
+    "factors": trocar.edit("conv2", "scale", np.array([1, 0], np.float32).reshape(2, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_an_edit_changes_an_image_that_the_example_input_lacks(
+    images_client: trocar.Client, kind: str
+) -> None:
+    whole = images_client.extract("free", PAIR, taps="conv2")["conv2"]
+    found = images_client.extract("free", PAIR, taps="conv2", edits=EDITS[kind])["conv2"]
+    assert np.array_equal(found[0], whole[0])
+    assert not found[1].any()
+
+
+def test_a_stream_of_images_takes_parts_that_the_example_input_lacks(images_client: trocar.Client) -> None:
+    whole = images_client.extract("free", PAIR, taps="conv2")["conv2"]
+    part = trocar.tap("conv2", samples=[1])
+    with images_client.extract_stream("free", [PAIR, PAIR[:1]], taps=part) as stream:
+        both, single = stream
+    assert np.array_equal(both.unwrap()["conv2"], whole[[1]])
+    with pytest.raises(trocar.ReductionRejectedError, match="position 1"):
+        single.unwrap()
+
+
+def test_a_part_that_the_images_lack_is_refused(images_client: trocar.Client) -> None:
+    with pytest.raises(trocar.ReductionRejectedError, match="position 2"):
+        images_client.extract("free", PAIR, taps=trocar.tap("conv2", samples=[2]))
+    with pytest.raises(trocar.EditShapeMismatchError, match="position 2"):
+        images_client.extract("free", PAIR, taps="fc", edits=trocar.edit("conv2", "zero", samples=[2]))
+
+
+def test_a_module_that_the_model_lacks_is_refused_before_images_are_decoded(
+    images_client: trocar.Client,
+) -> None:
+    with pytest.raises(trocar.UnknownModuleError, match="conv9"):
+        images_client.extract("free", b"no image", taps="conv9")
 
 
 def test_detection_takes_images_of_different_sizes(images_client: trocar.Client) -> None:

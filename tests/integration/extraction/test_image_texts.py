@@ -24,6 +24,8 @@ from tests.support.servers.running_server import RunningServer, running_server
 from trocar.errors import ImageTooLargeError, InputRejectedError, NoPreprocessingError, RequestTooLargeError
 
 LOGITS = '/out["logits"]'
+LONG = "hello what is a " * 6
+"""Of 24 tokens."""
 PICTURES = [Image.fromarray(pixels) for pixels in images_of([(30, 47), (20, 20), (11, 40)])]
 WITH_PLACES = [name for name, placeholder in PLACEHOLDERS.items() if placeholder]
 TAPS = {
@@ -271,6 +273,32 @@ def test_limits_are_checked_before_any_image_is_decoded(client: trocar.Client) -
         client.extract("idefics3", {"text": ["<image>"] * 20, "images": [damaged] * 20}, [LOGITS])
     with pytest.raises(ImageTooLargeError, match=r"the images become .* bytes"):
         client.extract("pix2struct", {"text": ["a"] * 200, "images": [damaged] * 200}, [LOGITS])
+
+
+@pytest.mark.parametrize("name", PLACEHOLDERS)
+def test_tokens_of_texts_count_with_and_without_images(client: trocar.Client, name: str) -> None:
+    def inputs(count: int) -> list[Any]:
+        texts: list[str] = [LONG] * count
+        if not PLACEHOLDERS[name]:
+            return [{"text": texts, "images": PICTURES[:1] * count}]
+        return [texts, {"text": [*texts[1:], PLACEHOLDERS[name]], "images": PICTURES[:1]}]
+
+    for given in inputs(8):
+        assert len(client.extract(name, given, [LOGITS])[LOGITS]) == 8
+    for given in inputs(9):
+        with pytest.raises(RequestTooLargeError, match="tokens with its padding, the limit is 200"):
+            client.extract(name, given, [LOGITS])
+
+
+@pytest.mark.parametrize("name", WITH_PLACES)
+def test_texts_that_are_cut_count_as_they_are_cut(
+    client: trocar.Client, own: dict[str, Own], name: str
+) -> None:
+    texts = [LONG] * 10
+    inputs = own[name].inputs(texts, None, truncation=True, max_length=20)
+    _, logits = hooked(own[name].model, [], inputs)
+    maps = client.extract(name, trocar.texts(texts, truncate=True, max_tokens=20), [LOGITS])
+    np.testing.assert_array_equal(maps[LOGITS], logits)
 
 
 def test_a_processor_that_draws_texts_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

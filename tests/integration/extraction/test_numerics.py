@@ -1,11 +1,12 @@
 """Numerics, compiled variants and merging through a real server."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 import trocar
@@ -13,7 +14,8 @@ from tests.support.models.tiny_models import DataDependent, Plain, Structured
 from tests.support.oracles.oracle import Array, noise
 from tests.support.servers.building import build_here
 from tests.support.servers.running_server import RunningServer, running_server
-from tests.support.servers.serving import custom
+from tests.support.servers.serving import custom, rebuilt
+from tests.support.wire.pictures import photo
 from trocar_server.engine.compiled.backends import availability
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.compiled.variant import State
@@ -32,6 +34,7 @@ def fast_server() -> Iterator[RunningServer]:
         "dependent": custom(DataDependent),
         "structured": custom(Structured),
         "loose": custom(Plain, (3, 8, 8), numerics="bf16"),
+        "images": custom(Plain, (3, 8, 8), preprocessing={"resize": (8, 8)}),
     }
     with running_server(models=models, device="cpu", engine=ENGINE) as server:
         build_here(server)
@@ -114,6 +117,16 @@ def test_another_batch_size_needs_no_other_form(
     assert all(is_close(found[name], exact[name], "fast") for name in exact)
 
 
+def test_images_run_compiled_with_a_part_that_the_example_input_lacks(
+    fast_server: RunningServer, fast_client: trocar.Client
+) -> None:
+    images, part = [photo(), photo(seed=1)], trocar.tap("conv", samples=[1])
+    found = asked(fast_server, fast_client, "images", [part], images, numerics="fast")
+    assert found.execution.engine != "eager"
+    exact = fast_client.extract("images", images, "conv")["conv"]
+    assert is_close(found["conv"], exact[[1]], "fast")
+
+
 def test_statistics_and_reductions_are_of_the_compiled_values(
     fast_server: RunningServer, fast_client: trocar.Client
 ) -> None:
@@ -148,6 +161,41 @@ def test_a_model_may_have_looser_numerics_of_its_own(
     found = asked(fast_server, fast_client, "loose", "fc")
     assert found.execution.engine != "eager"
     assert fast_client.extract("loose", IMAGES, "fc", numerics="exact").execution.engine == "eager"
+
+
+def settled(server: RunningServer, compute: Callable[[], Any]) -> Any:
+    """Compute until nothing changes any more, and return the last result."""
+    for _ in range(7):
+        compute()
+        settle(server)
+    return compute()
+
+
+def test_a_comparison_is_exact_where_the_models_default_is_not(
+    fast_server: RunningServer, fast_client: trocar.Client
+) -> None:
+    twice = trocar.edit("fc", "scale", 2.0)
+    found = settled(fast_server, lambda: fast_client.compare("loose", IMAGES, edits=twice, taps=TAPS))
+    assert [found[name].relative_error for name in TAPS[:-1]] == [0.0, 0.0, 0.0]
+    assert found.diff.first_diverging.name == "fc"
+    other = settled(fast_server, lambda: fast_client.diff("plain", "loose", IMAGES, TAPS))
+    assert [row.relative_error for row in other.rows] == [0.0] * len(TAPS)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("occlusion", {"window": 4}), ("integrated_gradients", {"steps": 3, "delta": True})],
+)
+def test_attributions_are_exact_where_the_models_default_is_not(
+    fast_server: RunningServer, fast_client: trocar.Client, method: str, options: dict[str, Any]
+) -> None:
+    found = settled(fast_server, lambda: fast_client.attribute("loose", IMAGES, method, **options))
+    exact = fast_client.attribute("plain", IMAGES, method, **options)
+    with torch.inference_mode():
+        scores = rebuilt(Plain)(torch.from_numpy(IMAGES)).amax(1)
+    assert np.array_equal(found.scores, scores)
+    assert np.array_equal(found.values, exact.values)
+    assert np.array_equal(np.asarray(found.delta), np.asarray(exact.delta))  # None of occlusion
 
 
 SURGERY: dict[str, tuple[Any, str, dict[str, Any]]] = {

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import IntegratedGradients
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 import trocar
+from tests.support.models import text_models
 from tests.support.models.transformers_folders import family_inputs, save_family
 from tests.support.servers.running_server import running_server
 
@@ -128,3 +131,26 @@ def test_embeddings_in_the_place_of_ids_are_one_input(client: trocar.Client) -> 
 def test_a_mistyped_source_is_named(folder: Path) -> None:
     with pytest.raises(trocar.TrocarError, match=r"'hg:.*' is not a source; write timm:NAME"):
         trocar.connect("local", models={"mine": f"hg:{folder}"})
+
+
+def test_relative_files_are_of_the_folder_where_a_local_server_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may change its working directory, and load the model again."""
+    own: Any = text_models.bert().requires_grad_(False)
+    for parameter in own.parameters():
+        parameter.mul_(1.5)
+    save_file(own.state_dict(), tmp_path / "own.safetensors")
+    text_models.save_tokenizer(tmp_path / "tokens")
+    table = {"factory": f"{text_models.__name__}:bert", "input_shape": (4,), "weights": "own.safetensors"}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    models: Any = {"mine": {**table, "processor": Path("tokens")}}
+    with trocar.connect("local", models=models) as local:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        local.unload("mine")
+        local.load("mine")
+        maps = local.extract("mine", ["the cat"], [f"model.{LAYER}"])
+    load: Any = AutoTokenizer.from_pretrained
+    inputs = load(tmp_path / "tokens")(["the cat"], return_tensors="np")
+    np.testing.assert_array_equal(maps[f"model.{LAYER}"], _hooked(own, f"model.{LAYER}", inputs).numpy())

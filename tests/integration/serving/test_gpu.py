@@ -13,8 +13,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import trocar
+from tests.support.models.surgical_models import Recurrent
 from tests.support.oracles.oracle import noise, rebuilt_by_name, same_bits
 from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom, rebuilt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,3 +164,42 @@ def test_a_server_tells_what_its_gpu_does(client: trocar.Client) -> None:
     client.load("resnet34", "random:1")
     assert client.extract("resnet34", noise(1, 3, 64, 64), "fc")["fc"].shape == (1, 1000)
     client.unload("resnet34")
+
+
+@pytest.fixture
+def recurrent(tmp_path: Path) -> Iterator[trocar.Client]:
+    models = {"recurrent": custom(Recurrent, (5, 6))}
+    with (
+        running_server(models=models, device="cuda:0", data_dir=tmp_path) as server,
+        trocar.connect(server.address) as connected,
+    ):
+        yield connected
+
+
+def test_gradients_go_through_recurrent_layers_in_eval_mode(recurrent: trocar.Client) -> None:
+    """Which cuDNN refuses; the CPU has one kernel for both modes."""
+    rows, model = noise(2, 5, 6), rebuilt(Recurrent)
+    taps = [
+        trocar.tap("lstm/in", gradient=True, alias="x"),
+        trocar.tap("gru/param(weight_hh_l1)", gradient=True, alias="w"),
+    ]
+    found = recurrent.extract("recurrent", rows, taps, of=trocar.logit(1))
+    x = torch.from_numpy(rows).requires_grad_()
+    score = model(x)[..., 1].sum()
+    for name, expected in zip("xw", torch.autograd.grad(score, [x, model.gru.weight_hh_l1]), strict=True):
+        value = torch.from_numpy(np.array(found[name]))
+        torch.testing.assert_close(value, expected, rtol=RELATIVE, atol=ABSOLUTE)
+
+
+def test_a_trainer_learns_through_a_frozen_recurrent_layer(recurrent: trocar.Client, tmp_path: Path) -> None:
+    rows, labels, model = noise(4, 5, 6), np.arange(20).reshape(4, 5) % 3, rebuilt(Recurrent)
+    trainer = recurrent.train(
+        "recurrent", trainable=["lstm"], losses="token_cross_entropy", optimizer=trocar.sgd(lr=0.1)
+    )
+    trainer.step(rows, labels)
+    weights = load_file(trainer.export(tmp_path / "tuned.safetensors"))
+    logits = model(torch.from_numpy(rows))
+    loss = cross_entropy(logits.reshape(-1, 3), torch.from_numpy(labels).reshape(-1))
+    (gradient,) = torch.autograd.grad(loss, [model.lstm.weight_ih_l0])
+    expected = model.lstm.weight_ih_l0.detach() - 0.1 * gradient
+    torch.testing.assert_close(weights["lstm.weight_ih_l0"], expected, rtol=RELATIVE, atol=ABSOLUTE)

@@ -60,6 +60,15 @@ def test_an_unknown_model_is_not_found(models_client: trocar.Client, model_id: s
     assert len(str(caught.value)) < 500
 
 
+def test_a_digest_is_told_where_it_is_wanted(models_client: trocar.Client) -> None:
+    digest = models_client.model("plain", has_digest=True).digest
+    assert len(bytes.fromhex(digest)) == 32
+    assert models_client.model("plain", has_digest=True).digest == digest
+    assert models_client.model("labelled", has_digest=True).digest != digest
+    assert models_client.model("plain").digest == ""
+    assert {model.digest for model in models_client.models()} == {""}
+
+
 def test_the_nearest_ids_are_named(models_client: trocar.Client) -> None:
     with pytest.raises(trocar.UnknownModelError, match="nearest: plain"):
         models_client.model("plein")

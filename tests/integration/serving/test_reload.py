@@ -18,11 +18,14 @@ from tests.support.models.odd_models import Identity, TellsPaths
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
 from trocar_api.reasons import ErrorReason
+from trocar_server.app import reloading
+from trocar_server.app.specs import dataset_folders
 from trocar_server.auth import Scope, TokenFile
 from trocar_server.config import ServerConfig
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.errors import ServiceError
 from trocar_server.models import ModelSpec
+from trocar_server.training.datasets import ListedFolder
 
 ROW = np.zeros((1, 3), np.float32)
 Change = Callable[..., None]
@@ -208,6 +211,23 @@ def test_data_sets_come_and_go(client: trocar.Client, change: Change, tmp_path: 
     change(datasets={})
     assert client.reload_config() == ["data set pets: removed"]
     assert client.datasets() == []
+
+
+def test_data_sets_are_listed_on_another_thread_than_the_event_loops(
+    running: RunningServer, client: trocar.Client, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system that takes seconds, in which no call would be answered."""
+    threads: list[int] = []
+
+    def listed(config: ServerConfig) -> dict[str, ListedFolder]:
+        threads.append(threading.get_ident())
+        return dataset_folders(config)
+
+    monkeypatch.setattr(reloading, "dataset_folders", listed)
+    change()
+    client.reload_config()
+    assert len(threads) == 1
+    assert running.run(lambda: at_once(threading.get_ident)) not in threads
 
 
 def test_tokens_are_asked_for_from_the_next_call(

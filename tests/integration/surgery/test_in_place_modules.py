@@ -269,3 +269,24 @@ def test_what_an_edit_keeps_for_its_derivative_stays(
     by_hand(enter, leave, leaf)[:, 1].sum().backward()
     assert leaf.grad is not None
     close(found["first/grad_in"], leaf.grad)
+
+
+@pytest.mark.parametrize("taps", [["relu/grad_in"], ["**:ReLU/grad_in"], ["relu/grad_in", "first/grad_in"]])
+@pytest.mark.parametrize("model_id", ["stated", "assigned", "both", "by-data"])
+def test_what_a_module_overwrites_has_a_gradient(
+    client: trocar.Client, model_id: str, taps: list[str]
+) -> None:
+    found = client.extract(model_id, ROWS, taps, of=trocar.logit(1))
+    leaf = torch.from_numpy(ROWS).requires_grad_()
+    inner: list[torch.Tensor] = []
+
+    def enter(h: torch.Tensor) -> torch.Tensor:
+        inner.append(h.clone())  # the gradient of this module alone, not of `before`
+        return inner[0]
+
+    score = by_hand(enter, x=leaf)[:, 1].sum()
+    at_relu, at_first = torch.autograd.grad(score, [*inner, leaf])
+    close(found["relu/grad_in"], at_relu)
+    assert len(found) == len(taps)
+    if len(taps) > 1:
+        close(found["first/grad_in"], at_first)

@@ -7,8 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -24,10 +27,18 @@ from tests.integration.training.test_trainers import (
     make_trainer,
     with_head,
 )
+from tests.support.oracles import tiny_training
 from tests.support.servers import warm_python
+from tests.support.servers.running_server import RunningServer, running_server
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.training.files.checkpoints import CheckpointStore
+from trocar_server.training.files.owner_folders import OwnerFolders
+from trocar_server.training.fit.events import FitEvent
+from trocar_server.training.fit.fit_run import FitRun
+from trocar_server.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from tests.support.servers.running_server import RunningServer
     from tests.support.servers.serving import Serve
 
 COUNT, BATCH, EPOCHS = 22, 8, 3
@@ -207,8 +218,6 @@ def test_early_stopping_ends_a_fit(client: trocar.Client) -> None:
 
 
 def test_a_fit_goes_on_after_a_stop_of_the_server(tmp_path: Path) -> None:
-    from tests.support.servers.running_server import running_server
-
     settings: dict[str, Any] = {
         "models": {"resnet18": {"weights": "random:0"}},
         "data_dir": tmp_path,
@@ -308,3 +317,104 @@ def test_a_lost_connection_changes_nothing(running: RunningServer, client: troca
         thread.join()
     assert events[-1].kind == "finished"
     assert [event.number for event in events] == list(range(len(events)))
+
+
+def end_behind_an_evaluation(patch: pytest.MonkeyPatch, kind: str) -> None:
+    """Let fits of two epochs be cancelled after the last evaluation, or fail at the checkpoint behind it."""
+    tell, save = FitRun.tell, CheckpointStore.save
+
+    def fail_once(*_: Any, **__: Any) -> None:
+        patch.setattr(CheckpointStore, "save", save)
+        raise ServiceError(ErrorReason.STORAGE_FULL, "the disk is full")
+
+    async def telling(run: FitRun, events: list[FitEvent]) -> None:
+        await tell(run, events)
+        if any((event.kind, event.epoch) == ("evaluation", 1) for event in events):
+            run.is_cancelled = kind == "cancelled"
+            if kind == "failed":
+                patch.setattr(CheckpointStore, "save", fail_once)
+
+    patch.setattr(FitRun, "tell", telling)
+
+
+@contextmanager
+def server_of(folder: Path, owner: str = "") -> Iterator[tuple[RunningServer, trocar.Client]]:
+    """Run a server of the tiny net, with a name on a cluster."""
+    settings: dict[str, Any] = {"data_dir": folder / "data", "device": "cpu", "models": tiny_training.MODELS}
+    owners = OwnerFolders(folder / "owners", owner) if owner else None
+    with running_server(owners=owners, **settings) as server, trocar.connect(server.address) as client:
+        yield server, client
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "failed"])
+def test_a_stop_saves_the_rates_that_the_last_evaluation_of_a_fit_has_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Although a checkpoint was written after the last step: the schedule has changed since."""
+    end_behind_an_evaluation(monkeypatch, kind)
+    with server_of(tmp_path) as (_, client):
+        trainer_id, rate = fitted_with_a_plateau(client, kind)
+    with server_of(tmp_path) as (_, client):
+        assert client.trainer(trainer_id).info().learning_rates == (rate,)
+
+
+def fitted_with_a_plateau(client: trocar.Client, kind: str) -> tuple[str, float]:
+    """Run a fit whose end is of this kind; return its trainer, and the rate by torch's own scheduler."""
+    options: dict[str, Any] = {"patience": 0, "threshold": 0.999}
+    trainer = tiny_training.make_trainer(client, schedule=trocar.schedule("plateau", **options))
+    data, evaluated = tiny_training.samples(8), tiny_training.samples(4, 1)
+    first = trainer.start_fit(data, eval=evaluated, epochs=2, batch_size=4, checkpoint_every=2)
+    events = list(trainer.watch(first))
+    assert [event.kind for event in events[-3:]] == ["checkpoint", "evaluation", kind]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.05)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
+    for event in events:
+        if event.kind == "evaluation":
+            plateau.step(event["loss"])
+    rate = optimizer.param_groups[0]["lr"]
+    assert rate < 0.05
+    return trainer.trainer_id, rate
+
+
+def test_another_server_repeats_steps_with_the_rates_that_an_evaluation_has_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_behind_an_evaluation(monkeypatch, "cancelled")
+    monkeypatch.setattr(Trainer, "save_changes", AsyncMock())  # as if the server was killed
+    with server_of(tmp_path, "a") as (_, client):
+        trainer_id, rate = fitted_with_a_plateau(client, "cancelled")
+        trainer = client.trainer(trainer_id)
+        assert trainer.step(*tiny_training.samples(4, 2)).learning_rates == (rate,)
+        expected = exported(trainer, tmp_path / "before.safetensors")
+    with server_of(tmp_path, "b") as (server, client):
+        server.run(lambda: server.app.trainers.take_over("a", trainer_id))
+        found = exported(client.trainer(trainer_id), tmp_path / "after.safetensors")
+    assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
+
+
+def test_another_server_knows_the_length_of_a_fit_that_could_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are taken with it, so they must be repeated with it."""
+    monkeypatch.setattr(Trainer, "save_changes", AsyncMock())  # as if the server was killed
+    given = tiny_training.batches(3)
+    with server_of(tmp_path, "a") as (_, client):
+        trainer = tiny_training.make_trainer(client, schedule=trocar.schedule("cosine"))
+        full = ServiceError(ErrorReason.STORAGE_FULL, "the disk is full")
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointStore, "save", Mock(side_effect=full))
+            with pytest.raises(trocar.StorageFullError):
+                trainer.start_fit(tiny_training.samples(8), epochs=2, batch_size=4)
+        trainer.step(*given[0])
+        trainer.step(*given[1])
+    with server_of(tmp_path, "b") as (server, client):
+        server.run(lambda: server.app.trainers.take_over("a", trainer.trainer_id))
+        trainer = client.trainer(trainer.trainer_id)
+        assert trainer.info().next_number == 2
+        (rate,) = trainer.step(*given[2]).learning_rates
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.05)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    for _ in range(2):
+        optimizer.step()
+        cosine.step()
+    assert rate == optimizer.param_groups[0]["lr"]

@@ -210,6 +210,24 @@ def test_streams_plans_gradients_and_the_command_line_take_an_adapter(
     np.testing.assert_array_equal(trocar.read_features(tmp_path / "folder")[at][:], expected)
 
 
+def test_prepared_calls_take_an_adapter_and_edits_that_are_stored_for_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    models, host = {"gpt2": {"source": f"hf:{folder}"}}, f"unix:{tmp_path}/s"
+    with (
+        running_server(models=models, device="cpu", data_dir=tmp_path / "data", host=host) as server,
+        trocar.connect(server.app.rpc.address) as client,
+    ):
+        trainer = client.train("gpt2", adapter=trocar.lora(4, name="style"), losses="causal_lm")
+        client.store_edits(trainer.trainer_id, "half", trocar.edit("transformer.h.0.mlp", "scale", 0.5))
+        inputs: Any = {"input_ids": IDS}
+        options: Any = {"adapter": "style", "edits": "half"}
+        expected = client.extract("gpt2", inputs, "lm_head", **options)["lm_head"]
+        with client.prepare("gpt2", inputs, "lm_head", **options) as prepared:
+            np.testing.assert_array_equal(prepared(inputs)["lm_head"], expected)
+            assert prepared.is_shared
+
+
 def test_an_adapter_of_another_shape_is_refused(client: trocar.Client, folder: Path, tmp_path: Path) -> None:
     theirs(folder).save_pretrained(tmp_path)
     trainer = client.train("gpt2", adapter=4, losses="causal_lm")

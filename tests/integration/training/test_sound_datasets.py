@@ -13,20 +13,22 @@ import soundfile
 import torch
 from datasets import Audio, ClassLabel, Dataset
 from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import (
+    AutoFeatureExtractor,
     AutoTokenizer,
     BertForSequenceClassification,
+    Wav2Vec2ForAudioFrameClassification,
     WhisperFeatureExtractor,
     WhisperForAudioClassification,
 )
 
 import trocar
-from tests.support.models.text_models import WORDS, save_text_classifier, save_whisper
+from tests.support.models.text_models import WORDS, save_text_classifier, save_wav2vec2, save_whisper
 from tests.support.models.transformers_folders import realigned
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar._cli import main
-from trocar.errors import DatasetInvalidError, FitInvalidError, SourceError
+from trocar.errors import DatasetInvalidError, FitInvalidError, SourceError, TargetRejectedError
 
 RATE, BATCH = 16_000, 3
 CLASSES = ("bird", "siren")
@@ -37,7 +39,8 @@ REVIEWS = ["the cat", "a dog sat on the mat", "hello", "cat sat", "the mat", "a 
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     whisper = save_whisper(tmp_path_factory.mktemp("whisper"))
     bert = save_text_classifier(tmp_path_factory.mktemp("bert"), BertForSequenceClassification)
-    return {"whisper": whisper, "bert": bert}
+    frames = save_wav2vec2(tmp_path_factory.mktemp("frames"), Wav2Vec2ForAudioFrameClassification)
+    return {"whisper": whisper, "bert": bert, "frames": frames}
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +307,33 @@ def test_folders_that_are_no_data_set_are_refused(client: trocar.Client, tmp_pat
     ):
         with pytest.raises(SourceError, match=message):
             client.upload_dataset(tmp_path / folder)
+
+
+def _frame_scores(folder: Path, clip: Any) -> torch.Tensor:
+    """Compute the scores (1, frames, 2) of a clip's frames with transformers alone."""
+    extractor: Any = AutoFeatureExtractor.from_pretrained(folder)
+    model = realigned(Wav2Vec2ForAudioFrameClassification.from_pretrained(folder)).eval()
+    with torch.no_grad():
+        scores: torch.Tensor = model(**extractor([clip], sampling_rate=RATE, return_tensors="pt")).logits
+    return scores
+
+
+def test_targets_of_frames_may_be_of_clips_of_any_length(
+    client: trocar.Client, folders: dict[str, Path]
+) -> None:
+    random = np.random.default_rng(1)
+    for size in (6_000, 16_000):
+        clip = random.standard_normal(size).astype(np.float32)
+        scores, given = _frame_scores(folders["frames"], clip), trocar.audio([clip], RATE)
+        targets, labels = random.random(scores.shape, np.float32), random.integers(0, 2, scores.shape[:2])
+        with client.train("frames", losses="bce_with_logits", optimizer=trocar.sgd(lr=0.1)) as trainer:
+            wanted = binary_cross_entropy_with_logits(scores, torch.from_numpy(targets)).item()
+            assert trainer.evaluate(given, targets).loss == pytest.approx(wanted, rel=1e-5)
+            with pytest.raises(TargetRejectedError, match=rf"that of the value, \(1, {scores.shape[1]}, 2\)"):
+                trainer.step(given, targets[:, 1:])
+            assert trainer.fit((given, targets), batch_size=1).outcome == "finished"
+        losses: list[Any] = ["token_cross_entropy", trocar.loss_term("mse", teacher="frames")]
+        with client.train("frames", losses=losses, optimizer=trocar.sgd(lr=0.1)) as trainer:
+            wanted = cross_entropy(scores[0], torch.from_numpy(labels[0])).item()
+            assert trainer.evaluate(given, labels).loss == pytest.approx(wanted, rel=1e-5)
+            assert trainer.step(given, labels).is_update

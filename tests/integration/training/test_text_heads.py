@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoTokenizer,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     GPT2Config,
@@ -20,7 +21,7 @@ from transformers import (
 )
 
 import trocar
-from tests.support.models.text_models import save_text_classifier, save_tokenizer
+from tests.support.models.text_models import WORDS, save_text_classifier, save_tokenizer
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar.errors import TargetRejectedError, TrainerInvalidError
 
@@ -199,6 +200,32 @@ def test_a_published_model_keeps_the_dtype_that_only_its_bases_folder_names(
     after = client.extract(published, TEXTS, taps)
     assert before.info["head"].dtype == after.info["head"].dtype == "bfloat16"
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_model_without_a_pooling_layer_is_published_and_there_after_a_restart(tmp_path: Path) -> None:
+    save_text_classifier(tmp_path / "bert", BertForMaskedLM)
+    source = f"hf:{tmp_path / 'bert'}#feature-extraction"
+    settings: dict[str, Any] = {"models": {"masked": {"source": source}}, "data_dir": tmp_path / "data"}
+    with running_server(device="cpu", **settings) as first, trocar.connect(first.address) as client:
+        trainer = client.train("masked", head=trocar.head(4, of="sentence"), seed=SEED)
+        trainer.step(TEXTS, LABELS)
+        logits = client.extract(trainer.trainer_id, TEXTS, ["head"])["head"]
+        assert trainer.publish("tuned") == "tuned"
+        assert np.array_equal(client.extract("tuned", TEXTS, ["head"])["head"], logits)
+    with running_server(device="cpu", **settings) as second, trocar.connect(second.address) as client:
+        assert np.array_equal(client.extract("tuned", TEXTS, ["head"])["head"], logits)
+
+
+def test_a_published_model_keeps_the_tokenizer_that_its_base_was_configured_with(tmp_path: Path) -> None:
+    save_text_classifier(tmp_path / "bert", BertModel)  # with a tokenizer, which gives other ids
+    save_tokenizer(tmp_path / "other", pieces=WORDS[::-1])
+    models = {"bert": {"source": f"hf:{tmp_path / 'bert'}", "processor": tmp_path / "other"}}
+    with running_server(device="cpu", models=models) as running, trocar.connect(running.address) as client:
+        trainer = client.train("bert", head=trocar.head(4, of="sentence"), seed=SEED)
+        trainer.step(TEXTS, LABELS)
+        found = client.extract(trainer.publish("tuned"), TEXTS, ["head"]).tokens
+    load: Any = AutoTokenizer.from_pretrained
+    assert [list(sample.ids) for sample in found.samples] == load(tmp_path / "other")(TEXTS)["input_ids"]
 
 
 def test_a_head_beside_an_adapter_is_trained_alone_with_it(client: trocar.Client) -> None:

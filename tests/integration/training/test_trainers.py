@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 import trocar
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
 
 if TYPE_CHECKING:
     from tests.support.servers.running_server import RunningServer
@@ -243,6 +246,25 @@ def test_what_is_published_is_a_model_at_once_and_after_a_restart(tmp_path: Path
         assert np.array_equal(client.extract("tuned", images, taps="/out")["/out"], predicted)
         assert client.model("tuned").categories[9] == "digit 9"
         assert client.trainers() == []
+
+
+@pytest.mark.parametrize(
+    "step", ["engine.host.deployments.load_model", "training.files.published.model_spec"]
+)
+def test_a_model_that_cannot_be_hosted_is_not_published(
+    client: trocar.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    trainer, (images, labels) = make_trainer(client, ("fc",)), batches(1)[0]
+    trainer.step(images, labels)
+    failure = ServiceError(ErrorReason.WEIGHTS_MISMATCH, "the weights do not fit")
+    with monkeypatch.context() as patch:
+        patch.setattr(f"trocar_server.{step}", Mock(side_effect=failure))
+        with pytest.raises(trocar.errors.WeightsMismatchError, match="the weights do not fit"):
+            trainer.publish("tuned")
+    assert [model.model_id for model in client.models()] == ["resnet18"]
+    assert list(tmp_path.rglob("published/*")) == []
+    assert trainer.publish("tuned") == "tuned"
+    assert np.array_equal(client.extract("tuned", images, taps="/out")["/out"], trainer.predict(images))
 
 
 def test_others_see_nothing_of_a_trainer(running: RunningServer) -> None:

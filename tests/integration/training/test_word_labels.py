@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertConfig, BertForTokenClassification
 import trocar
 from tests.support.models import text_models
 from tests.support.servers.running_server import RunningServer, running_server
-from trocar.errors import TargetRejectedError
+from trocar.errors import InvalidArgumentError, TargetRejectedError
 
 PIECES = ["the", "cat", "##s", "##ty", "par", "##is", "sat", "in", ",", "a", "new", "york", "hello"]
 WORDS = [["the", "cats", "sat", "in", "paris"], ["hello", "new", "york"], ["catty", "paris", ",", "parisis"]]
@@ -287,3 +287,15 @@ def test_a_step_on_arrays_of_spans_is_that_on_lists(client: trocar.Client) -> No
         place[: len(spans)] = spans
     trainer = tagger(client)
     assert trainer.evaluate(TEXTS, array).loss == trainer.evaluate(TEXTS, SPANS).loss
+
+
+def test_a_published_tagger_has_a_name_for_each_class(client: trocar.Client) -> None:
+    trainer = tagger(client)
+    for count in (2, 8):  # of 8 tokens is the example that its shapes are known from
+        with pytest.raises(InvalidArgumentError, match=rf"{count} names for a model with 3 outputs"):
+            trainer.publish("towns", categories=list("abcdefgh")[:count])
+    assert trainer.publish("towns", categories=CLASSES) == "towns"
+    assert client.model("towns").categories == CLASSES
+    tap = '/out["logits"]'
+    found, own = (client.extract(name, TEXTS, tap)[tap] for name in ("towns", trainer.trainer_id))
+    assert np.array_equal(found, own)

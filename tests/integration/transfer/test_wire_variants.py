@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trocar
-from tests.support.models.odd_models import Identity
+from tests.support.models.odd_models import Dtypes, Identity
 from tests.support.models.tiny_models import Plain
 from tests.support.oracles.oracle import noise
 from tests.support.servers.running_server import RunningServer, running_server
@@ -24,7 +24,11 @@ wires = pytest.mark.parametrize("wire", WIRES)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    models = {"plain": custom(Plain, (3, 8, 8)), "identity": custom(Identity)}
+    models = {
+        "plain": custom(Plain, (3, 8, 8)),
+        "identity": custom(Identity),
+        "dtypes": custom(Dtypes, (6,)),
+    }
     with running_server(models=models, device="cpu", limits={"max_request_bytes": 1 << 20}) as running:
         yield running
 
@@ -88,12 +92,45 @@ def test_a_cast_of_the_callers_own_goes_first(client: trocar.Client) -> None:
     assert maps["identity"].dtype == np.int8
 
 
-def test_whole_numbers_and_other_floats_travel_as_they_are(client: trocar.Client) -> None:
-    whole = np.arange(6, dtype=np.int64).reshape(2, 3)
-    tap = trocar.tap("identity", stats="mean", values=False)
-    assert client.extract("identity", whole, tap, wire="float16").stats["identity"].mean == 2.5
-    wide = client.extract("identity", IMAGES.astype(np.float64), tap, wire="bfloat16")
-    assert wide.stats["identity"].mean == pytest.approx(IMAGES.astype(np.float64).mean(), rel=1e-12)
+@wires
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float16, np.float64])
+def test_whole_numbers_and_other_floats_travel_as_they_are(
+    client: trocar.Client, dtype: Any, wire: Any
+) -> None:
+    given = np.linspace(0.1, 5.1, 6).reshape(2, 3).astype(dtype)
+    maps = client.extract("identity", given, "identity", wire=wire)
+    assert maps["identity"].dtype == dtype
+    assert np.array_equal(maps["identity"], given)
+    assert maps.info["identity"].cast is None
+
+
+@wires
+def test_of_outputs_of_every_dtype_those_of_float32_are_rounded(client: trocar.Client, wire: Any) -> None:
+    images = noise(6, 6)
+    maps = client.extract("dtypes", images, "/out", wire=wire)
+    for name, value in Dtypes()(rounded(images, wire)).items():
+        sent = rounded(value, wire) if value.dtype is torch.float32 else value
+        wanted = sent.float() if name == "bfloat16" else sent.resolve_conj().resolve_neg()
+        found = maps[f'/out["{name}"]']
+        assert found.dtype == wanted.numpy().dtype, name
+        assert np.array_equal(found, wanted.numpy()), name
+
+
+@wires
+def test_reduced_values_are_rounded_and_their_positions_are_not(client: trocar.Client, wire: Any) -> None:
+    tap = trocar.tap("identity", reduce=trocar.top_k(2, dim=1))
+    maps = client.extract("identity", IMAGES, tap, wire=wire)
+    top = rounded(IMAGES, wire).topk(2, 1)
+    assert np.array_equal(maps["identity"], top.values.numpy())
+    assert np.array_equal(maps["identity.indices"], top.indices.numpy())
+
+
+def test_a_stream_has_whole_numbers_too(client: trocar.Client) -> None:
+    whole = np.arange(6).reshape(2, 3)
+    with client.extract_stream("identity", [whole, whole + 1], "identity", wire="float16") as stream:
+        found = [result.unwrap()["identity"] for result in stream]
+    assert [values.dtype for values in found] == [np.int64] * 2
+    assert np.array_equal(found[1], whole + 1)
 
 
 def test_sources_and_starts_are_rounded_too(client: trocar.Client) -> None:

@@ -1,6 +1,6 @@
 """Small models on which edits and gradients are easy to get wrong."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -100,3 +100,41 @@ class Remembers(nn.Module):
         self.mean = torch.ones(3, device=x.device) + 0 * y.mean(0)
         self.last = self.mean * 1
         return y
+
+
+class _NotedConv(nn.Conv1d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        Noted.cudnn["conv"].append(torch.backends.cudnn.enabled)
+        return super().forward(input)
+
+
+class _NotedLSTM(nn.LSTM):
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        Noted.cudnn["lstm"].append(torch.backends.cudnn.enabled)
+        if not input.is_meta and input.isnan().any():
+            raise FloatingPointError("NaN")
+        return super().forward(input, hx)
+
+
+class Noted(nn.Module):
+    """A convolution, an LSTM with dropout and a head; notes in which forwards cuDNN may be used."""
+
+    cudnn: ClassVar[dict[str, list[bool]]] = {"conv": [], "lstm": []}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = _NotedConv(4, 4, 1)
+        self.lstm = _NotedLSTM(4, 6, num_layers=2, dropout=0.5, batch_first=True)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        rows = self.conv(x).transpose(1, 2)
+        return self.fc(self.lstm(rows)[0][:, -1])
+
+    @classmethod
+    def notes(cls) -> dict[str, list[bool]]:
+        """Return what was noted, and begin anew."""
+        found = {name: list(noted) for name, noted in cls.cudnn.items()}
+        for noted in cls.cudnn.values():
+            noted.clear()
+        return found

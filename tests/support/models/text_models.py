@@ -196,7 +196,7 @@ def save_whisper(folder: Path) -> Path:
     return save_feature_extractor(folder)
 
 
-def save_wav2vec2(folder: Path) -> Path:
+def save_wav2vec2(folder: Path, kind: Any = Wav2Vec2Model) -> Path:
     """Save a wav2vec 2 of two layers, with random weights, and its feature extractor, which makes no mask."""
     torch.manual_seed(0)
     config = Wav2Vec2Config(
@@ -210,7 +210,7 @@ def save_wav2vec2(folder: Path) -> Path:
         num_conv_pos_embeddings=4,
         num_conv_pos_embedding_groups=2,
     )
-    Wav2Vec2Model(config).save_pretrained(folder)
+    kind(config).save_pretrained(folder)
     make: Any = Wav2Vec2FeatureExtractor  # untyped (transformers 5.23)
     make(return_attention_mask=False).save_pretrained(folder)
     return folder

@@ -58,7 +58,9 @@ class TorchClient:
         *,
         edits: Sequence[Edit] = (),
         of: Objective | None = None,
+        numerics: str | None = None,
     ) -> FeatureMaps:
+        assert numerics == "exact" or of is not None  # a pass with gradients is exact anyway
         array = preprocessed(inputs) if isinstance(inputs, list) else inputs
         assert isinstance(array, np.ndarray)
         self.batch_sizes.append(len(array))
@@ -79,8 +81,15 @@ class TorchClient:
         return SimpleNamespace(feature_maps=outputs(self.models[model_id], torch.from_numpy(inputs.copy())))
 
     def extract_stream(
-        self, model_id: str, batches: Any, taps: Sequence[Tap], *, of: Objective | None = None
+        self,
+        model_id: str,
+        batches: Any,
+        taps: Sequence[Tap],
+        *,
+        of: Objective | None = None,
+        numerics: str | None = None,
     ) -> "TorchStream":
+        assert numerics == "exact"
         return TorchStream(self, model_id, batches, taps, of)
 
 
@@ -92,7 +101,10 @@ class TorchStream:
     ) -> None:
         self._indices = itertools.count()
         self._results: Iterator[BatchResult] = (
-            BatchResult(next(self._indices), TorchClient.extract(client, model_id, batch, taps, of=of))
+            BatchResult(
+                next(self._indices),
+                TorchClient.extract(client, model_id, batch, taps, of=of, numerics="exact"),
+            )
             for batch in batches
         )
 

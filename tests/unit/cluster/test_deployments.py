@@ -203,7 +203,7 @@ def test_a_deployment_keeps_what_was_set_and_what_was_not(
     monkeypatch.chdir(tmp_path)
     config = read_config(grace_s=3.0, health_port=None, cluster={"drain_s": 7.0})
     found = with_absolute_paths(config)
-    assert found.model_fields_set == config.model_fields_set
+    assert found.model_fields_set == config.model_fields_set | {"data_dir", "cache_dir"}
     assert found.cluster.model_fields_set == {"drain_s"}
     assert found.models["m"].model_fields_set == {"weights"}
     assert (found.tls_cert, found.models["m"].weights) == (
@@ -212,12 +212,29 @@ def test_a_deployment_keeps_what_was_set_and_what_was_not(
     )
 
 
+def test_a_deployment_without_folders_keeps_those_of_whoever_deployed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trocar cluster scale` by another user would replace all replicas, and the new ones could not start."""
+    from trocar_server.cluster.deploying import with_absolute_paths
+    from trocar_server.cluster.deployments import child_config, gateway_config
+
+    config = with_absolute_paths(ServerConfig(models={"m": ModelConfig(architecture="resnet18")}))
+    replica, gateway = child_config(config, "m", PlacementConfig()), gateway_config(config)
+    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    stored = ServerConfig(**config.model_dump(mode="json", exclude_unset=True))
+    assert child_config(stored, "m", PlacementConfig()) == replica
+    assert gateway_config(stored) == gateway
+
+
 @pytest.mark.parametrize("cache_dir", [None, "weights"])
 @pytest.mark.parametrize("data_dir", [None, "state"])
 def test_a_replica_finds_the_weights_that_were_downloaded_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_dir: str | None, cache_dir: str | None
 ) -> None:
     """A replica is told the data directory, and downloads go there only where its operator chose one."""
+    from trocar_server.cluster.deploying import with_absolute_paths
     from trocar_server.cluster.deployments import child_config
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -225,7 +242,7 @@ def test_a_replica_finds_the_weights_that_were_downloaded_before(
     folders: dict[str, Any] = {name: tmp_path / value for name, value in given.items() if value}
     config = ServerConfig(models={"m": ModelConfig(architecture="resnet18")}, **folders)
     expected = tmp_path / (cache_dir or data_dir or "cache/trocar")
-    found = ServerConfig(**child_config(config, "m", PlacementConfig()))
+    found = ServerConfig(**child_config(with_absolute_paths(config), "m", PlacementConfig()))
     assert found.weights_dir == config.weights_dir == expected
 
 

@@ -12,6 +12,7 @@ file, or else a text such as `1:8`, `uniform` or `float16`.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from itertools import takewhile
@@ -47,6 +48,10 @@ _AS_TEXT = ("index",)
 _RENAMED = {"at": "from"}
 """`at` is where the edit is; where a swap takes its value from is `from`, as in JSON."""
 _WORDS = {"True": True, "False": False, "None": None}
+_NUMBER = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+"""A number with a point: JSON has neither `.5` nor `5.`."""
+_PLUS = re.compile(r"^\+(?=\d)", re.ASCII)
+"""The sign of a number, which JSON does not have."""
 
 
 def parse_edits(texts: Sequence[str] | None, option: str = "--edit") -> list[Edit | str]:
@@ -107,13 +112,24 @@ def _value(text: str) -> Any:
     if text.startswith("@"):
         return _array(Path(text[1:]))
     try:
-        return json.loads(text)
+        return _number(text)
     except ValueError:
         pass
     try:
-        return [json.loads(part) for part in text.split(",")] if "," in text else text
+        return [_number(part) for part in text.split(",")] if "," in text else text
     except ValueError:
         return text
+
+
+def _number(text: str) -> Any:
+    """Read JSON, and numbers as Python writes them: `.5`, `5.` and `+1`.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return float(text)
+    return json.loads(_PLUS.sub("", text))
 
 
 def _array(path: Path) -> Any:

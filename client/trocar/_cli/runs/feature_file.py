@@ -5,6 +5,7 @@ first and each batch to its offset.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from trocar._base.replacement import replacement
 from trocar._base.tensors import Array, flat_bytes
 from trocar._cli.failures import fail
 from trocar._export.writers.safetensors_writer import header
@@ -35,31 +37,28 @@ class FeatureFile:
             file.append(maps, batch_size=16, batch_name="a.jpg to p.jpg", metadata={})
 
     Args:
-        path: Path of the file; an existing one is replaced.
+        path: Path of the file; an existing one is replaced, its mode stays.
         sample_count: Final number of rows of every feature map.
         is_one_batch: Whether one batch has all samples: nothing is joined, so any shape is accepted.
     """
 
     def __init__(self, path: Path, *, sample_count: int, is_one_batch: bool) -> None:
         self._path = path
-        self._partial = path.with_name(f"{path.name}.part")
         self._sample_count = sample_count
         self._is_one_batch = is_one_batch
         self._columns: dict[str, _Column] = {}
 
     def __enter__(self) -> Self:
-        self._file = self._partial.open("wb")
+        with ExitStack() as files:
+            partial = files.enter_context(replacement(self._path))
+            self._file = files.enter_context(partial.open("wb"))
+            self._files = files.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._file.close()
-            if error is None:
-                self._partial.replace(self._path)
-        finally:
-            self._partial.unlink(missing_ok=True)
+        self._files.__exit__(kind, error, traceback)  # the file is closed before it gets its name
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -26,11 +26,16 @@ class StatisticsTable:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.parameters: set[str] = set()
         self._values: dict[str, dict[str, Number]] = {}
 
     def add(self, maps: FeatureMaps) -> None:
-        """Add the statistics of one batch; those of a known feature map are appended."""
+        """Add the statistics of one batch; those of a known feature map are appended, but for parameters."""
         for name, statistics in maps.stats.items():
+            if maps.info[name].port.startswith("param("):
+                self.parameters.add(name)  # it has no samples, and is the same in every pass
+                self.finish({name: statistics}, maps.info)
+                continue
             shape, before = maps.info[name].shape, self._values.get(name, {})
             self._values[name] = {
                 key: _joined(before.get(key), number) for key, number in self._numbers(statistics).items()
@@ -58,14 +63,16 @@ def show_statistics(statistics: StatisticsTable, row_names: Sequence[str] = ()) 
 
     Args:
         statistics: Statistics to print.
-        row_names: The groups' names; their positions when empty.
+        row_names: The samples' names, for statistics per sample. Without them, and where the first dimension
+            of a value is not the samples, as of parameters, rows have positions.
     """
     values = statistics.values()
     if all(isinstance(number, (int, float)) for numbers in values.values() for number in numbers.values()):
         show(overall_table(statistics))
         return
     for feature_map, numbers in values.items():
-        show(_group_table(f"{feature_map} {shape_text(statistics.shapes[feature_map])}", numbers, row_names))
+        title = f"{feature_map} {shape_text(statistics.shapes[feature_map])}"
+        show(_group_table(title, numbers, row_names, feature_map in statistics.parameters))
 
 
 def overall_table(statistics: StatisticsTable) -> Rows:
@@ -77,12 +84,16 @@ def overall_table(statistics: StatisticsTable) -> Rows:
     return rows
 
 
-def _group_table(title: str, numbers: Mapping[str, Number], row_names: Sequence[str]) -> Rows:
-    columns = [number for number in numbers.values() if isinstance(number, list)]
-    rows = table("sample" if row_names else "channel", *numbers, right=numbers)
+def _group_table(
+    title: str, numbers: Mapping[str, Number], row_names: Sequence[str], is_parameter: bool
+) -> Rows:
+    groups = list(zip(*(number for number in numbers.values() if isinstance(number, list)), strict=True))
+    has_names = len(groups) == len(row_names) and not is_parameter
+    heading = "channel" if not row_names else "sample" if has_names else "row"
+    rows = table(heading, *numbers, right=numbers)
     rows.title = title
-    for index, cells in enumerate(zip(*columns, strict=True)):
-        rows.add_row(row_names[index] if row_names else str(index), *map(number_text, cells))
+    for name, cells in zip(row_names if has_names else map(str, range(len(groups))), groups, strict=True):
+        rows.add_row(name, *map(number_text, cells))
     return rows
 
 

@@ -12,6 +12,7 @@ from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Collected
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.plan import Plan
+from trocar_server.engine.resolve.pass_memory import check_memory
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count
 from trocar_server.engine.run.extraction import ExecutionReport, Extraction, collected_names
 from trocar_server.engine.run.forward_pass import (
@@ -50,6 +51,10 @@ class CompiledCall:
 
 class NotCompiledError(Exception):
     """A call cannot run on the compiled pass; it runs eagerly instead."""
+
+
+class PassFailedError(NotCompiledError):
+    """The backend failed on a call, perhaps because of its inputs: eager decides."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +142,9 @@ def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready
         # Images tell their size when they are decoded.
         signature = signature_of([""] * len(arguments), arguments)
         recording = deployment.record(signature, call.guard)
-        max_reply_bytes = checked.limits.max_reply_bytes
-        resolved = deployment.resolve(plan, signature, recording, max_reply_bytes, NO_SOURCES)
+        limits = checked.limits
+        resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
+        check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
     if not recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
     shapes = tuple(ArgumentSpec(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors)

@@ -75,6 +75,10 @@ class Variant:
     is_proven: bool = True
     """Whether this process compared it with eager on a caller's batch; otherwise on an example only."""
     group_count: int = 0
+    failed_count: int = 0
+    """Calls in a row on which it failed, and eager did not."""
+    shortage_count: int = 0
+    """Trials for which there was too little memory."""
     problems: list[str] = field(default_factory=list)
     """The reasons why tried candidates were rejected."""
 

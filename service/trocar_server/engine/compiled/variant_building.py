@@ -38,8 +38,14 @@ from trocar_server.storage.temporary_folder import TemporaryFolder
 
 _NO_MEMORY = "the device has too little memory for the trial"
 _NO_REPLICA = "no replica was free for the trial, or the model was unloaded"
-_UNTRIED = frozenset({OTHER_SIGNATURE, _NO_REPLICA})
+_NOT_NOW = frozenset({_NO_REPLICA, _NO_MEMORY})
+"""Trials that could not be made: another time they may."""
+
+_UNTRIED = frozenset({OTHER_SIGNATURE, *_NOT_NOW})
 """Trials that tell nothing about a runner."""
+
+_MOST_SHORTAGES = 3
+"""Trials without memory, after which a variant's candidates are rejected for it."""
 
 _WITHOUT_REPLICA = (ErrorReason.SERVER_BUSY, ErrorReason.MODEL_NOT_LOADED)
 """Of a lease: too many calls wait, or the model was unloaded."""
@@ -134,14 +140,14 @@ class VariantBuilder:
         """Build a variant, and try its candidates on an example until one is accepted or all are rejected.
 
         Args:
-            variant: In the state `BUILDING`; in the end in `READY` or `REFUSED`, or in `CANDIDATE` where no
-                replica was free: a later call is its trial.
+            variant: In the state `BUILDING`; in the end in `READY` or `REFUSED`, or in `CANDIDATE` where
+                no replica or too little memory was free: a later call is its trial.
         """
         await self.build(variant)
         batch = partial(example_batch, variant.deployment.hosted, variant.recipe)
         variant.is_proven = False
         problem = ""
-        while variant.state is State.CANDIDATE and problem != _NO_REPLICA:
+        while variant.state is State.CANDIDATE and problem not in _NOT_NOW:
             variant.state = State.TRYING
             problem = await self._attempt(variant, batch)
 
@@ -153,7 +159,9 @@ class VariantBuilder:
         problem = await self._problem(variant, runner, batch, self._config.min_gain)
         if variant.state is not State.TRYING:  # rejected meanwhile
             return problem
-        if problem in _UNTRIED:  # another call's batch may do, or another time
+        variant.shortage_count += problem == _NO_MEMORY
+        is_hopeless = problem == _NO_MEMORY and variant.shortage_count >= _MOST_SHORTAGES
+        if problem in _UNTRIED and not is_hopeless:  # another call's batch may do, or another time
             variant.state = State.CANDIDATE
         elif problem:
             self._discard(variant, runner, problem)
@@ -176,7 +184,7 @@ class VariantBuilder:
             return
         batch = partial(batch_of, variant.deployment.hosted, prepared)
         problem = await self._problem(variant, runner, batch, 0.0)
-        if problem in _UNTRIED or problem == _NO_MEMORY:  # it proves nothing
+        if problem in _UNTRIED:  # it proves nothing
             return
         if problem:
             self.give_up(variant, problem)
@@ -222,7 +230,7 @@ class VariantBuilder:
     async def find_kept(self, deployment: Deployment) -> Sequence[KeptVariant]:
         """Return the kept variants of a model, most recently used first."""
         store = self._store
-        if store is None or deployment.is_live or not await asyncio.to_thread(store.has_any):
+        if store is None or deployment.may_change or not await asyncio.to_thread(store.has_any):
             return []
         try:
             digest = await self._digest(deployment.hosted)
@@ -245,7 +253,8 @@ class VariantBuilder:
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
             problem = first_line(error)
             self._log.warning("compiled pass not restored", **described(variant), problem=problem)
-            if problem != _NO_REPLICA:  # otherwise the next process may try it
+            may_work_later = problem in _NOT_NOW or is_out_of_memory(error)
+            if not may_work_later:
                 await asyncio.to_thread(store.remove, key)
             variant.state, variant.built = State.COUNTING, Built()
             return

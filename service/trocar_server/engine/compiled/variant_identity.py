@@ -17,6 +17,8 @@ from trocar_server.models import HostedModel
 from trocar_server.storage.fingerprint import fingerprint
 
 _PACKAGES = ("torch", "openvino", "numpy")
+_GRAPHS = "graphs with checked indices"
+"""Changes where the outputs of kept graphs do."""
 _PROCESSOR_LINES = ("model name", "flags", "Features", "CPU part")
 """Of /proc/cpuinfo, on x86-64 and on ARM."""
 
@@ -49,7 +51,7 @@ def environment_digest() -> str:
     """Return a digest of versions and processor: a variant is only used where an equal one was built."""
     versions = [f"{name} {_version(name)}" for name in _PACKAGES]
     machine = [platform.machine(), platform.python_version(), torch.backends.cpu.get_cpu_capability()]
-    return digest_of([trocar_server.__version__, *versions, *machine, *_processor()])
+    return digest_of([trocar_server.__version__, _GRAPHS, *versions, *machine, *_processor()])
 
 
 def digest_of(value: object) -> str:

@@ -22,6 +22,7 @@ from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, 
 from trocar_server.engine.compiled.compiled_pass import (
     CompiledCall,
     NotCompiledError,
+    PassFailedError,
     recipe_of,
     run_group,
 )
@@ -53,6 +54,7 @@ from trocar_server.surgery import PassGuard
 from trocar_server.tasks import begin
 
 _KEYS_KEPT = 512
+_MOST_FAILURES = 3
 _CHECK_AGAIN_AFTER = 1024
 """Groups after which a variant is compared with eager again, on the next batch."""
 
@@ -104,10 +106,10 @@ class CompiledVariants:
         deployment, plan, numerics = checked.deployment, checked.plan, self.asked(checked)
         if deployment.is_dropped or not self._config.compile_after or not is_one_forward(plan):
             return None
-        if plan.edits:
+        if plan.edits or deployment.may_change:
             if not self.builder.keeps_bits(deployment):
                 return None
-            numerics = Numerics.EXACT  # they are replayed as they are, never converted
+            numerics = Numerics.EXACT  # replayed as they are, on the weights as they are: never converted
         arguments = argument_specs(deployment, plan)
         if arguments is None:
             return None
@@ -132,6 +134,8 @@ class CompiledVariants:
             return ""
         if plan.edits or not is_one_forward(plan):
             return "passes with edits, gradients, sources or start_at always run exactly"
+        if deployment.may_change:
+            return "the weights of this model may change, so its passes always run exactly"
         if variant is None:
             lacking = self.availability(deployment)[asked] if not self._config.compile_after else None
             if not lacking and argument_specs(deployment, plan) and not _is_recorded(deployment, plan):
@@ -144,7 +148,7 @@ class CompiledVariants:
                 f"no compiled pass qualified ({'; '.join(variant.problems) or 'no backend could be tried'})"
             )
         elif variant.is_ready:
-            wait = "the compiled pass does not fit this batch, or has too little memory for it"
+            wait = "the compiled pass does not fit this batch, has too little memory for it, or failed on it"
         else:
             wait = "a compiled pass is being built and tested"
         return "; ".join(filter(None, (wait, self.availability(deployment)[asked])))
@@ -179,16 +183,27 @@ class CompiledVariants:
                 call, rows_of(plan), may_merge=may_merge, priority=execution.priority, deadline=deadline
             )
             checked = prepared.checked
-            reason = self.why_exact(checked, variant) if plan.edits else _why(variant)
+            is_exact = variant.numerics is Numerics.EXACT
+            reason = self.why_exact(checked, variant) if is_exact else _why(variant)
             return replace(found, report=replace(found.report, asked=self.asked(checked), reason=reason))
         except asyncio.CancelledError:
             guard.cancel()
             raise
 
-    def was_asked(self, variant: Variant, prepared: Prepared) -> None:
-        """Count a call that ran eagerly; build or try its variant when due."""
+    def was_asked(self, variant: Variant, prepared: Prepared, failure: str = "") -> None:
+        """Count a call that ran eagerly: build or try its variant when due, or reject one that keeps failing.
+
+        Args:
+            variant: The variant.
+            prepared: The call.
+            failure: The error of the compiled pass, if it failed on this very call before.
+        """
         variant.asked_count += 1
-        if variant.state is State.COUNTING and variant.asked_count >= self._config.compile_after:
+        if failure and variant.is_ready:
+            variant.failed_count += 1
+            if variant.failed_count >= _MOST_FAILURES:
+                self.builder.give_up(variant, failure)
+        elif variant.state is State.COUNTING and variant.asked_count >= self._config.compile_after:
             variant.state = State.BUILDING
             begin(self.builder.build(variant), self._tasks)
         elif variant.state is State.CANDIDATE and self._fits(variant, prepared.checked):
@@ -342,14 +357,19 @@ class CompiledVariants:
             group = partial(run_group, variant.deployment, variant.recipe, runner, calls, most)
             outcomes = await self._owner.run(group, shares=_shares(calls))
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self.builder.give_up(variant, f"it failed with {type(error).__name__}: {error}"[:300])
-            return [NotCompiledError() for _ in calls]
+            if len(calls) == 1:
+                return [PassFailedError(f"it failed with {type(error).__name__}: {error}"[:300])]
+            outcomes = []
+        if not outcomes:  # it may be due to the inputs of one of them
+            return [(await self._run(variant, [call]))[0] for call in calls]
         variant.sizes.record(
             sum(rows_of(call.prepared.plan) for call in calls), time.perf_counter() - started
         )
         variant.group_count += 1
         is_due = variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven
         ran = [c for c, found in zip(calls, outcomes, strict=True) if isinstance(found, Extraction)]
+        if ran:
+            variant.failed_count = 0
         if is_due and ran:
             variant.is_proven = True
             begin(self.builder.check_again(variant, ran[0].prepared), self._tasks)

@@ -30,9 +30,11 @@ from trocar_server.surgery import (
     TracedGraph,
     ValueMissingError,
     differentiable,
+    differentiable_recurrence,
     graphs_end_here,
     independent,
     operate,
+    recurrent_layers,
     without_recomputation,
 )
 from trocar_server.tensors.reductions.padding import NO_PADDING, Padding
@@ -192,6 +194,7 @@ def _with_gradients(
         contexts.enter_context(graphs_end_here(module))
         contexts.enter_context(torch.enable_grad())
         contexts.enter_context(_kernels(scoring.objective))
+        contexts.enter_context(differentiable_recurrence(recurrent_layers(module)))
         operation = operate(module, pass_spec.surgery, targets, collector, guard)
         calls = FunctionSession(pass_spec.of_kind("fn"), collector, guard, *pass_spec.surgery.of_kind("fn"))
         counting = _counting(module, pass_spec.calls)

@@ -170,8 +170,9 @@ def _fitting_labels(score: Loss, value: torch.Tensor, labels: torch.Tensor) -> t
         expected = (*shape[:1], *shape[2:])
         if len(shape) < 2 or tuple(labels.shape) != expected:
             raise _rejected(f"{score.kind}: class labels of shape {tuple(labels.shape)}; expected {expected}")
+        labels = labels.long()  # a narrow integer would wrap what it is compared with: -100 is 156 in uint8
         check_labels(labels, shape[1])
-        return labels.long()
+        return labels
     if score.kind is LossKind.NLL:
         raise _rejected("nll: labels are class indices, of an integer dtype")
     if tuple(labels.shape) != shape:

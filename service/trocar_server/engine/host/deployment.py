@@ -1,12 +1,12 @@
 """Deployment: a loaded model with its replicas and recorded passes."""
 
+import asyncio
 import secrets
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -32,9 +32,6 @@ from trocar_server.models import HostedModel, make_replica, stages_for
 from trocar_server.surgery import PassGuard, Recording, Selector, parse_selector, resolve
 from trocar_server.surgery.structure import format_picks
 from trocar_server.tensors.reductions import dtype_name
-
-if TYPE_CHECKING:
-    pass
 
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
@@ -105,6 +102,8 @@ class Deployment:
     """Times that a pass had other shapes than predicted: what was checked before does not hold any more."""
     tensor_digests: dict[str, str] = field(default_factory=dict)
     """Of weights that never change, as far as they were hashed; see `weights_digest`."""
+    digest_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while weights are hashed."""
     _to_extend: Signature | None = None
     _on_data: OrderedDict[Signature, ServiceError | None] = field(default_factory=OrderedDict)
     """Signatures that have no meta pass, with the model's error on synthetic data, if any."""
@@ -121,10 +120,9 @@ class Deployment:
         return self.version if self.is_repeatable else None
 
     @property
-    def output_shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the tensors that the model returns for its example input, batch first."""
-        leaves = (leaf for call in self.example.modules[""].calls for leaf in call.outputs)
-        return [tuple(leaf.shape) for leaf in leaves if leaf.shape is not None]
+    def may_change(self) -> bool:
+        """Whether a trainer, or the process that the module comes from, may change its weights."""
+        return self.is_live or self.hosted.spec.factory is not None
 
     @property
     def recordings(self) -> Mapping[Signature, Recording]:

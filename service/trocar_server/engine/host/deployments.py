@@ -185,7 +185,8 @@ class Deployments(Mapping[str, Deployment]):
         def make() -> Deployment:
             hosted = load_model(spec, self._owner.device, self._data_dir)
             deployment = self._make(hosted, replicas)
-            deployment.is_repeatable = self._limits().feature_cache_bytes > 0 and is_repeatable(hosted)
+            may_be_cached = self._limits().feature_cache_bytes > 0 and not deployment.may_change
+            deployment.is_repeatable = may_be_cached and is_repeatable(hosted)
             return deployment
 
         return await self._owner.run(make)

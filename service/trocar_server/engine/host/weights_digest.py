@@ -1,9 +1,11 @@
-"""Digest of a deployment's weights: equal for bit-equal ones, on every server and after a restart."""
+"""Digests of a deployment and of its weights: equal for equal ones, on every server and after a restart."""
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from torch import Tensor, nn
@@ -11,7 +13,35 @@ from torch import Tensor, nn
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel
 from trocar_server.storage.fingerprint import fingerprint
+from trocar_server.tasks import shielded
+
+_GROUP_BYTES = 256 << 20
+
+
+async def deployment_digest(deployment: Deployment, others: Iterable[Deployment], owner: DeviceThread) -> str:
+    """Return the digest of a model: of its weights, and of its settings that decide values.
+
+    Args:
+        deployment: See `weights_digest`, also for `others` and `owner`.
+        others: See there.
+        owner: See there.
+
+    Returns:
+        The sha256 in hex. Its id is part of it; tokenizers, and the code of a factory, are not.
+    """
+    settings = _settings(deployment.hosted)
+    found = [await weights_digest(deployment, others, owner), *settings]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _settings(hosted: HostedModel) -> list[str]:
+    spec = hosted.spec
+    published = spec.rebuilding.sha256 if spec.rebuilding else ""
+    images = replace(hosted.preprocessing.describe(), description="") if hosted.preprocessing else None
+    given = [repr(spec.arguments), repr(sorted(spec.options.items())), repr(images)]
+    return [spec.model_id, spec.architecture, published, spec.dtype, *given]
 
 
 async def weights_digest(deployment: Deployment, others: Iterable[Deployment], owner: DeviceThread) -> str:
@@ -29,36 +59,56 @@ async def weights_digest(deployment: Deployment, others: Iterable[Deployment], o
         The sha256 in hex. Where some weights have a dtype or layout that cannot be hashed, the version of the
         deployment, which is another one after the next load.
     """
-    fixed = [other.hosted.module for other in others if not _may_change(other)]
+    async with deployment.digest_lock:  # one copy of the weights at a time, however many calls ask
+        # Not given up with the call: the next one would begin anew.
+        return await shielded(_weights_digest(deployment, others, owner))
+
+
+async def _weights_digest(deployment: Deployment, others: Iterable[Deployment], owner: DeviceThread) -> str:
+    fixed = [other.hosted.module for other in others if not other.may_change]
     kept = deployment.tensor_digests
     try:
-        taken, unchanging = await owner.run(lambda: _taken(deployment.hosted.module, kept, fixed))
-        found = await asyncio.to_thread(_digests, taken)
+        changing, unchanging = await owner.run(lambda: _taken(deployment.hosted.module, kept, fixed))
+        found = await asyncio.to_thread(_digests, changing)
+        for group in _groups(unchanging):
+            # Other calls run between two copies from a GPU, and memory holds one of them.
+            is_on_cpu = all(tensor.device.type == "cpu" for tensor in group.values())
+            copied = group if is_on_cpu else await owner.run(partial(_copied, group))
+            kept.update(await asyncio.to_thread(_digests, copied))
     except (ServiceError, RuntimeError, TypeError):
         return deployment.version
-    kept.update((name, found[name]) for name in unchanging)
     return hashlib.sha256(json.dumps({**kept, **found}, sort_keys=True).encode()).hexdigest()
-
-
-def _may_change(deployment: Deployment) -> bool:
-    """Whether a trainer, or the process that the module comes from, may change its weights."""
-    return deployment.is_live or deployment.hosted.spec.factory is not None
 
 
 def _taken(
     module: nn.Module, kept: Collection[str], fixed: Iterable[nn.Module]
-) -> tuple[dict[str, Tensor], set[str]]:
-    """Return the tensors that are not kept, on the CPU, and the names of those that never change.
-
-    The others are copied. Owner thread only.
-    """
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return copies of the tensors that may change, and the others that are not kept. Owner thread only."""
     shared = {_memory_of(tensor) for each in fixed for tensor in chain(each.parameters(), each.buffers())}
     state = module.state_dict().items()
     tensors = {
         name: value.detach() for name, value in state if isinstance(value, Tensor) and name not in kept
     }
-    unchanging = {name for name, tensor in tensors.items() if _memory_of(tensor) in shared}
-    return {name: each.to("cpu", copy=name not in unchanging) for name, each in tensors.items()}, unchanging
+    unchanging = {name: tensor for name, tensor in tensors.items() if _memory_of(tensor) in shared}
+    return _copied({name: each for name, each in tensors.items() if name not in unchanging}), unchanging
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _groups(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yield tensors together that have about `_GROUP_BYTES`."""
+    group: dict[str, Tensor] = {}
+    byte_count = 0
+    for name, tensor in tensors.items():
+        group[name] = tensor
+        byte_count += tensor.nbytes
+        if byte_count >= _GROUP_BYTES:
+            yield group
+            group, byte_count = {}, 0
+    if group:
+        yield group
 
 
 def _digests(tensors: dict[str, Tensor]) -> dict[str, str]:

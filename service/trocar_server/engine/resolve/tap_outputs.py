@@ -133,13 +133,13 @@ class TapTarget:
 
     @cached_property
     def cast_signature(self) -> CastSignature:
-        """Dtype and bytes after the tap's cast; without a cast those of the reduced value.
+        """Dtype and bytes after the tap's cast; without one for the dtype those of the reduced value.
 
         Raises:
             ServiceError: `REDUCTION_REJECTED`, the cast does not fit the value.
         """
         value, cast = self.reduced.value, self.tap.cast
-        if cast is None:
+        if cast is None or not cast.applies_to(value.dtype):
             return CastSignature(value.dtype, value.nbytes, 0, 0)
         with self.named_errors():
             return cast_signature(value.shape, value.dtype, cast, self.reduced.channel_dim)

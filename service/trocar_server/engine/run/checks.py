@@ -136,12 +136,7 @@ class Checks:
         Raises:
             ServiceError: Any error that can be found without inputs.
         """
-        deployment = self._deployment_of(plan.model_id)
-        try:
-            self._resolve_example(plan, await self._example(deployment, plan))
-        except ServiceError as error:
-            if error.reason in _KNOWN_BEFORE_INPUTS and not deployment.may_differ(error):
-                raise
+        await self._check_example(self._deployment_of(plan.model_id), plan)
 
     async def check(self, plan: Plan, deadline: float | None = None) -> CheckedPlan:
         """Check a plan before the bytes of its inputs are received.
@@ -164,7 +159,7 @@ class Checks:
         signature = known_signature(deployment, plan)
         if signature is None:
             if not (plan.has_flags or plan.has_made):  # another pass than the example's
-                self._resolve_example(plan, await self._example(deployment, plan, deadline))
+                await self._check_example(deployment, plan, deadline)
             return unresolved
         try:
             recording = await self._record(deployment, signature, plan, deadline)
@@ -194,6 +189,18 @@ class Checks:
             plan_surgery(edits, None, await self._example(deployment, plan), {})
         except ServiceError as error:
             if not deployment.may_differ(error) and error.reason is not ErrorReason.EDIT_SHAPE_MISMATCH:
+                raise
+
+    async def _check_example(self, deployment: Deployment, plan: Plan, deadline: float | None = None) -> None:
+        """Check a plan whose batch is not known yet: its images, or a stream's batches, come later.
+
+        Raises:
+            ServiceError: An error that no inputs can change; the others are found when the batch is there.
+        """
+        try:
+            self._resolve_example(plan, await self._example(deployment, plan, deadline))
+        except ServiceError as error:
+            if error.reason in _KNOWN_BEFORE_INPUTS and not deployment.may_differ(error):
                 raise
 
     async def _example(self, deployment: Deployment, plan: Plan, deadline: float | None = None) -> Recording:

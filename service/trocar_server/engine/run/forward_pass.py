@@ -248,7 +248,9 @@ def _reduced_maps(
     with target.named_errors():
         reduced = _reduced(target, value, operands, guard, padding)
         taken = _taken(target, reduced)
-        cast = cast_value(reduced.value, tap.cast, reduced.channel_dim) if tap.cast else None
+        cast = None
+        if tap.cast and tap.cast.applies_to(reduced.value.dtype):
+            cast = cast_value(reduced.value, tap.cast, reduced.channel_dim)
     sent = cast.value if cast else reduced.value
     main = Output(name, target, tuple(sent.shape), sent.dtype, tap.values)
     found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, cast=cast)]

@@ -5,8 +5,9 @@
 transformers is imported here and nowhere else in the server, late: it takes seconds.
 """
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
 from trocar_server.late_imports import late_imports
-from trocar_server.models.huggingface.folder import ModelFolder, check_weights
+from trocar_server.models.huggingface.folder import ModelFolder, check_configuration, check_weights
 from trocar_server.models.huggingface.pooling import add_pooling
 from trocar_server.models.huggingface.quiet import quietly
 from trocar_server.models.source import invalid
@@ -43,6 +44,15 @@ TASKS = {
 }
 """transformers' class for each task, under the Hub's names of tasks."""
 
+_LOADING = {"local_files_only": True, "trust_remote_code": False, "return_unused_kwargs": True}
+_NOT_OPTIONS = frozenset(
+    (
+        *_LOADING,
+        *("revision", "code_revision", "token", "cache_dir", "force_download", "proxies"),
+        *("subfolder", "gguf_file"),
+    )
+)
+"""Arguments of transformers' loader, not entries of a configuration; others of these begin with `_`."""
 _LISTED_COUNT = 10
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -64,7 +74,13 @@ def import_code(folder: ModelFolder, task: str) -> None:
 
 
 def build(
-    folder: ModelFolder, task: str, options: Mapping[str, Any], dtype: torch.dtype | None, *, weights: bool
+    folder: ModelFolder,
+    task: str,
+    options: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    *,
+    weights: bool,
+    names: Collection[str] | None = None,
 ) -> nn.Module:
     """Build a model, with the folder's weights or with initial ones.
 
@@ -76,6 +92,8 @@ def build(
         options: Entries of the configuration to replace.
         dtype: Of the weights; as the folder says when None (float32 for initial ones).
         weights: Whether to load the folder's.
+        names: Of the tensors that will replace the initial values: a pooling layer that has none of them is
+            left out. None where the values stay.
 
     Raises:
         ServiceError: `MODEL_INVALID`, an option that the configuration does not have among others;
@@ -92,7 +110,10 @@ def build(
         if weights:
             module = _loaded(chosen, folder.path, config, dtype)
         else:
-            module = _initial(chosen, config, dtype or torch.float32)
+            initial = partial(_initial, chosen, config, dtype or torch.float32)
+            module = initial()
+            if names is not None and _lack_pooler(names, module):
+                module = initial(add_pooling_layer=False)
         if chosen is transformers.AutoModel or not task:
             add_pooling(module, folder, weights)
     # Keys and values for later tokens: no pass of ours continues another.
@@ -104,10 +125,10 @@ def _configuration(transformers: Any, folder: ModelFolder, options: Mapping[str,
     """Read a folder's configuration and replace entries; transformers would drop those that it does not know.
 
     Raises:
-        ServiceError: `MODEL_INVALID`, there is no such entry.
+        ServiceError: `MODEL_INVALID`, there is no such entry, or it would import code.
     """
-    where = {"local_files_only": True, "trust_remote_code": False, "return_unused_kwargs": True}
-    load = partial(transformers.AutoConfig.from_pretrained, folder.path, **where)
+    _check_options(options)
+    load = partial(transformers.AutoConfig.from_pretrained, folder.path, **_LOADING)
     config, unused = load(**options)
     for name in sorted(options.keys() & unused.keys()):
         raise _no_option(config, "", name, options[name])
@@ -119,6 +140,14 @@ def _configuration(transformers: Any, folder: ModelFolder, options: Mapping[str,
             if not hasattr(own, name):
                 raise _no_option(own, f"{part}.", name, entries[name])
     return config
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what is for transformers' loader, and what no folder may have; see Note: [No remote code]."""
+    for name in options:
+        if name in _NOT_OPTIONS or name.startswith("_"):
+            raise invalid(f"'{name}' is no entry of config.json, so `options` cannot have it; leave it out")
+    check_configuration("options", dict(options))
 
 
 def _no_option(config: Any, prefix: str, name: str, value: Any) -> ServiceError:
@@ -181,12 +210,12 @@ def _own_config(chosen: Any, config: Any) -> Any:
     return found
 
 
-def _initial(chosen: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+def _initial(chosen: Any, config: Any, dtype: torch.dtype, **arguments: Any) -> nn.Module:
     """Build a model with initial values, of the dtypes that `from_pretrained` gives to loaded ones."""
     if hasattr(chosen, "from_config"):
-        module = chosen.from_config(config, dtype=dtype, trust_remote_code=False)
+        module = chosen.from_config(config, dtype=dtype, trust_remote_code=False, **arguments)
     else:
-        module = chosen._from_config(config, dtype=dtype)
+        module = chosen._from_config(config, dtype=dtype, **arguments)
     # As transformers 5.23 chooses in `_get_dtype_plan`: parts of names, T5's `wo` among them.
     names = set(module._keep_in_fp32_modules_strict or ()) if dtype in _HALVES else set()
     if dtype is torch.float16:
@@ -197,6 +226,12 @@ def _initial(chosen: Any, config: Any, dtype: torch.dtype) -> nn.Module:
             tensor.data = tensor.data.float()
     initial: nn.Module = module
     return initial
+
+
+def _lack_pooler(names: Collection[str], module: nn.Module) -> bool:
+    """Whether tensors are of a model that `_loaded` has built without its pooling layer."""
+    given, own = (any(name.startswith("pooler.") for name in each) for each in (names, module.state_dict()))
+    return own and not given and "add_pooling_layer" in inspect.signature(type(module)).parameters
 
 
 def _loaded(chosen: Any, path: Path, config: Any, dtype: torch.dtype | None, **arguments: Any) -> nn.Module:

@@ -82,7 +82,7 @@ def read_configuration(file: Path) -> Any:
         ServiceError: `MODEL_INVALID`, it is no JSON, too large or nested too deep, or names code to import.
     """
     value = _read(file)
-    _check_configuration(file, value)
+    check_configuration(file.name, value)
     return value
 
 
@@ -141,18 +141,26 @@ def _read(file: Path) -> Any:
         raise invalid(f"'{file.name}' is not JSON") from None
 
 
-def _check_configuration(file: Path, value: Any) -> None:
-    """Refuse what would import code; see Note: [No remote code]."""
+def check_configuration(name: str, value: Any) -> None:
+    """Refuse what would import code; see Note: [No remote code].
+
+    Args:
+        name: Of the configuration, for messages.
+        value: Its content.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`.
+    """
     for key, item in _entries(value, 0):
         if key == "auto_map" and item:
             raise invalid(
-                f"'{file.name}' has an auto_map: the model needs code of its own, and remote code is never "
+                f"'{name}' has an auto_map: the model needs code of its own, and remote code is never "
                 "run; use a version of it that transformers itself has, or host it with a factory"
             )
         if key.endswith(("_implementation", "_implementation_internal")):
             names = item.values() if isinstance(item, dict) else [item]
-            if any("/" in str(name) for name in names):
-                raise invalid(f"'{file.name}' has {key} {item!r}: kernels of the Hub are never loaded")
+            if any("/" in str(each) for each in names):
+                raise invalid(f"'{name}' has {key} {item!r}: kernels of the Hub are never loaded")
 
 
 def _entries(value: Any, depth: int) -> Iterator[tuple[str, Any]]:

@@ -165,7 +165,7 @@ class ExtractionService:
         if chunks or planned.shares_memory or message.payload_digest:
             raise invalid("request", "has payloads, or the place of payloads")
         adapted = await self._adapted(planned, principal) if message.adapter else planned
-        stored = await self._lists.find(principal, message.model_id, message.edits)
+        stored = await self._lists.find(principal, adapted.message.model_id, adapted.message.edits)
         plan, byte_counts = adapted.plan(self._engine.limits, stored)
         self._engine.deployment(plan.model_id)
         return planned, sum(byte_counts)

@@ -3,6 +3,7 @@
 from trocar_api.v1 import model_pb2 as pb
 from trocar_api.v1 import model_pb2_grpc
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.host.weights_digest import deployment_digest
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.models import (
     CatalogueEntry,
@@ -43,8 +44,14 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return pb.ListModelsResponse(models=models)
 
     async def GetModel(self, request: pb.GetModelRequest, context: CallContext) -> pb.GetModelResponse:
-        """Return one entry."""
-        return pb.GetModelResponse(model=_model(self._engine.catalogue.get(request.model_id)))
+        """Return one entry, with its digest if that is wanted."""
+        entry = self._engine.catalogue.get(request.model_id)
+        model = _model(entry)
+        if request.has_digest and entry.hosted is not None:
+            deployments = self._engine.deployments
+            deployment = deployments.find(request.model_id)
+            model.digest = await deployment_digest(deployment, deployments.values(), self._engine.owner)
+        return pb.GetModelResponse(model=model)
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: CallContext) -> pb.LoadModelResponse:
         """Load an entry, or a torchvision model by name."""

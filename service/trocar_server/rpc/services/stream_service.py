@@ -1,7 +1,6 @@
 """`StreamService`: many batches in one call, in order, with a bounded number in flight."""
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from trocar_api.v1.objective_pb2 import Objective
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
-from trocar_server.engine.host.weights_digest import weights_digest
+from trocar_server.engine.host.weights_digest import deployment_digest
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Payloads, Plan
 from trocar_server.engine.run.extraction import Extraction
@@ -26,7 +25,7 @@ from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.run.stream_statistics import MAX_CHECKPOINT_BYTES, StreamStatistics
 from trocar_server.engine.schedule.admission import MethodClass, Reservation
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel, current_flow
+from trocar_server.models import current_flow
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.edits import StoredList, tensors_of
 from trocar_server.rpc.codec.extract_requests import base_plan, plan_operand_bytes, stored_bytes
@@ -160,8 +159,8 @@ class StreamService:
             return None
         operands = received[: len(received) - len(plan.objective_operands)]  # those are labels
         deployment = self._engine.deployment(plan.model_id)
-        weights = await weights_digest(deployment, self._engine.deployments.values(), self._engine.owner)
-        facts = [_model_facts(deployment.hosted, weights), _settings(start)]
+        model = await deployment_digest(deployment, self._engine.deployments.values(), self._engine.owner)
+        facts = [model.encode(), _settings(start)]
         facts += [stored[name].digest for name in sorted(stored)]
         computation = await asyncio.to_thread(_digest, [*facts, *(operand.data for operand in operands)])
         return await self._engine.owner.run(lambda: StreamStatistics(plan.taps, checkpoint, computation))
@@ -314,15 +313,6 @@ def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
     if count and not start.has_running_statistics:
         raise invalid("checkpoint_byte_count", "a checkpoint is of running statistics")
     return [count] if count else []
-
-
-def _model_facts(hosted: HostedModel, weights: str) -> bytes:
-    """Description of a model and its weights that is the same on every server and after a restart."""
-    spec = hosted.spec
-    published = spec.rebuilding.sha256 if spec.rebuilding else ""
-    settings = [spec.dtype, repr(spec.arguments), repr(sorted(spec.options.items()))]
-    images = repr(replace(hosted.preprocessing.describe(), description="") if hosted.preprocessing else None)
-    return json.dumps([spec.model_id, spec.architecture, weights, published, *settings, images]).encode()
 
 
 def _settings(start: pb.ExtractStreamStart) -> bytes:

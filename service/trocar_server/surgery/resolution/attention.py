@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording
+from trocar_server.surgery.recording.recording import (
+    Leaf,
+    ModuleCall,
+    ModuleRecord,
+    Recording,
+    structure_of,
+)
 from trocar_server.surgery.resolution.call_records import Records, modules_of
 from trocar_server.surgery.resolution.values import Value, values_of
 from trocar_server.surgery.selectors.selectors import LOGITS, Selector
@@ -51,8 +57,7 @@ def attention_of(selector: Selector, recording: Recording) -> list[Value]:
         ported[path] = replace(ported[path], calls=with_port)
     values = values_of(selector, replace(records, by_path=ported))
     return [
-        _of_function(target, attentions[target.path, target.call], ported[target.path].calls[target.call])
-        for target, _ in values
+        _of_function(target, attentions[target.path, target.call], recording.modules) for target, _ in values
     ]
 
 
@@ -111,10 +116,10 @@ def _with_port(call: ModuleCall, attention: _Attention | None, port: str) -> Mod
     return replace(call, outputs=[*call.outputs, replace(attention.leaf, port=port, picks=())])
 
 
-def _of_function(target: Target, attention: _Attention, call: ModuleCall) -> Value:
+def _of_function(target: Target, attention: _Attention, modules: Mapping[str, ModuleRecord]) -> Value:
     """Return the function's value under the module's name."""
     (path, index), leaf = attention.place, attention.leaf
-    view = _unpacked(leaf.shape or (), call) if path == ATTENTION else ()
+    view = _unpacked(attention, modules) if path == ATTENTION else ()
     own = replace(
         target,
         path=path,
@@ -131,13 +136,35 @@ def _of_function(target: Target, attention: _Attention, call: ModuleCall) -> Val
 # Note: [Packed heads]
 # Of a single token and heads in groups with a mask, transformers 5.23 calls torch's attention with the heads
 # of a group in the place of the queries, (batch, groups, heads of a group, width): it spares copies of keys.
-def _unpacked(shape: tuple[int, ...], call: ModuleCall) -> tuple[int, ...]:
+def _unpacked(attention: _Attention, modules: Mapping[str, ModuleRecord]) -> tuple[int, ...]:
     """Return the shape (batch, heads, 1, keys) of attention with packed heads; empty for others."""
-    values = (leaf.shape for leaf in (*call.inputs, *call.outputs) if leaf.shape and len(leaf.shape) == 3)
-    tokens = next(values, (0, 0, 0))[1]
-    if tokens != 1 or len(shape) != 4 or shape[2] == 1:
+    shape = attention.leaf.shape or ()
+    if len(shape) != 4 or shape[2] == 1 or not _is_of_one_token(_caller(attention.at, modules), shape[0]):
         return ()
     return (shape[0], shape[1] * shape[2], 1, shape[3])
+
+
+def _caller(at: int, modules: Mapping[str, ModuleRecord]) -> ModuleCall:
+    """Return the innermost call of a module around a step of the pass."""
+    calls = (
+        (call.started, path, index)
+        for path, record in structure_of(modules).items()
+        for index, call in enumerate(record.calls)
+        if call.started <= at < call.ended
+    )
+    _, path, index = max(calls)
+    return modules[path].calls[index]
+
+
+def _is_of_one_token(call: ModuleCall, batch: int) -> bool:
+    """Whether a module takes and returns (batch, 1, width).
+
+    With the batch, as attention may take (tokens, batch, width): `nn.MultiheadAttention` does by default.
+    """
+    ports = (call.inputs, call.outputs)
+    of_ports = ([leaf.shape for leaf in leaves if leaf.shape and len(leaf.shape) == 3] for leaves in ports)
+    firsts = [shapes[0] for shapes in of_ports if shapes]
+    return bool(firsts) and all(shape[:2] == (batch, 1) for shape in firsts)
 
 
 def _ambiguous(selector: Selector, count: int) -> ServiceError:

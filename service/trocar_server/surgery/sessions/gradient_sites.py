@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trocar_server.surgery.recording.writes import storage_key
 from trocar_server.surgery.sessions.editing import EditTarget
 from trocar_server.surgery.sessions.taps import Target, ValueMissingError
 from trocar_server.surgery.structure import Picks, leaves, pick
@@ -44,8 +45,8 @@ class Written:
 
     def settle(self) -> None:
         """Copy an in-place module's writes to the original input, which others may read."""
-        storages = {tensor.untyped_storage().data_ptr() for tensor in (self.value, self.own)}
-        if self.own._version != self.version and len(storages) > 1:
+        is_copy = storage_key(self.value) != storage_key(self.own)  # all addresses on the meta device are 0
+        if self.own._version != self.version and is_copy:
             self.value.copy_(self.own)
 
 

@@ -21,10 +21,12 @@ class Cast:
     Attributes:
         dtype: float16, bfloat16, or int8 with a scale.
         is_per_channel: int8 only: one scale per channel instead of one for all.
+        only_float32: Whether values of other dtypes stay as they are.
     """
 
     dtype: torch.dtype
     is_per_channel: bool = False
+    only_float32: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in _TARGETS:
@@ -33,6 +35,10 @@ class Cast:
         if self.is_per_channel and self.dtype is not torch.int8:
             problem = f"a cast to {dtype_name(self.dtype)} has no scales; only int8 can be per channel"
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem)
+
+    def applies_to(self, dtype: torch.dtype) -> bool:
+        """Whether values of a dtype are cast, or refused; other values stay as they are."""
+        return dtype is torch.float32 or not self.only_float32
 
     def __str__(self) -> str:
         return f"cast to {dtype_name(self.dtype)}" + (" per channel" if self.is_per_channel else "")

@@ -11,7 +11,7 @@ shape. The sum, mean or norm of an objective is over all elements that its reduc
 them, as it is without reductions; only filling, which is no element of the value, does not count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +39,7 @@ class Padding:
         return cls(
             _mask_of(keywords.get("attention_mask")),
             _mask_of(keywords.get("decoder_attention_mask")),
-            any(name.startswith("decoder_") for name in keywords),
+            has_own_decoder(keywords),
         )
 
     def of_value(self, path: str, value: torch.Tensor) -> torch.Tensor | None:
@@ -53,6 +53,11 @@ class Padding:
 
 
 NO_PADDING = Padding()
+
+
+def has_own_decoder(keywords: Iterable[str]) -> bool:
+    """Whether the keyword arguments of a forward include inputs of a decoder."""
+    return any(name.startswith("decoder_") for name in keywords)
 
 
 def _mask_of(argument: object) -> torch.Tensor | None:

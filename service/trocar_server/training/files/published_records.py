@@ -43,6 +43,8 @@ class BaseRecord(Record):
     """As in `ModelSpec`."""
     has_named_inputs: bool = False
     """Whether its inputs are known by name, so that `input_shape` does not count."""
+    processor: str = ""
+    """Path of the `processor_folder` of `ModelSpec`; empty for that of its source, if any."""
 
 
 class PublishedModel(Record):
@@ -97,6 +99,7 @@ def describe_base(base: HostedModel) -> BaseRecord:
         dtype=spec.dtype or _dtype_of_folder(base),
         inputs={name: dict(settings) for name, settings in spec.inputs.items()},
         has_named_inputs=base.known_signature is not None,
+        processor=str(spec.processor_folder.absolute()) if spec.processor_folder else "",
     )
 
 
@@ -131,6 +134,7 @@ def model_spec(model: PublishedModel, weights: Path, replace_head: ReplaceHead) 
         source=base.source,
         dtype=base.dtype,
         inputs=base.inputs,
+        processor_folder=Path(base.processor) if base.processor else None,
         rebuilding=Rebuilding(base.built_as, model.sha256, HeadReplacement(replace_head, model.heads)),
     )
 

@@ -77,7 +77,7 @@ class Fit:
         self._parallel = parallel if spec.workers > 1 else None
         self._state = state or FitState()
         self._is_due = self._state.checkpoint_update < 0
-        self._is_saved = True
+        self.is_saved = True
         """Whether nothing has changed the trainer since the last checkpoint, or the one resumed from.
 
         Batches without an update do, and so do evaluations of a plateau.
@@ -114,7 +114,7 @@ class Fit:
     def load_state(self, state: FitState) -> None:
         """Resume from a state; the trainer's own state is loaded already."""
         self._state = state
-        self._is_due, self._is_told, self._is_saved = state.checkpoint_update < 0, False, True
+        self._is_due, self._is_told, self.is_saved = state.checkpoint_update < 0, False, True
         self._evaluation.reset()
 
     @property
@@ -192,7 +192,7 @@ class Fit:
             if stepped is None:
                 return []
             result = stepped
-        self._is_saved = False
+        self.is_saved = False
         self._throughput.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
         weight = loss_weight(self._core.spec.losses, counted, self.spec.workers)
@@ -220,7 +220,7 @@ class Fit:
         loss, metrics = self._evaluation.result()
         self._evaluation.reset()
         self._core.schedule.after_evaluation(loss)
-        self._is_saved = self._is_saved and self._core.spec.schedule.name != "plateau"
+        self.is_saved = self.is_saved and self._core.spec.schedule.name != "plateau"
         best = self._judge(loss, metrics)
         reported = {"loss": loss, "metrics": metrics}
         history = (*self._state.history[:-1], {**self._state.history[-1], "evaluation": reported})
@@ -235,7 +235,7 @@ class Fit:
         kept = replace(self._state, event=self._state.event + 1, checkpoint_update=self._state.update)
         number = self._checkpoint(kept)
         event = self._event("checkpoint", checkpoint=number)
-        self._state, self._is_due, self._is_saved = kept, False, True
+        self._state, self._is_due, self.is_saved = kept, False, True
         return event
 
     def _finish(self) -> FitEvent:
@@ -290,7 +290,7 @@ class Fit:
             ended = f"{rule.metric} did not improve in {state.bad_count} evaluations"
         phase = "finished" if ended else "train"
         self._state = replace(state, epoch=state.epoch + (not ended), batch=0, phase=phase, ended=ended)  # type: ignore[arg-type]
-        self._is_due = self._is_due or not self.spec.checkpoint_every or (bool(ended) and not self._is_saved)
+        self._is_due = self._is_due or not self.spec.checkpoint_every or (bool(ended) and not self.is_saved)
 
     # --- Events ------------------------------------------------------------------------------------
 

@@ -239,6 +239,7 @@ class Fits:
                 await run.remember()
             except BaseException:
                 trainer.stored_facts = {**trainer.stored_facts, "fit": described}
+                trainer.changed()  # its schedule has got the length of the fit
                 await self._close(run)
                 raise
             await log.add([began(spec, run.fit.step_total), *map(new_event, events)])
@@ -380,6 +381,9 @@ class Fits:
             set_flow(run.trainer.principal)
         last = await run.go()
         if last is not None:
+            # Steps are counted as changes anyway; evaluations of a plateau are not, nor failed checkpoints.
+            if last.kind == "failed" or not run.fit.is_saved:
+                run.trainer.changed()
             await self._close(run)
             # Its last event has a number before anything else runs: the next fit begins behind it. A watcher
             # sees it when the trainer is free.

@@ -7,7 +7,9 @@ total, terms = loss(output, tapped, batch.targets, teachers, counts=counts)
 # Note: [Divergence of tokens]
 Of a model of texts, a value of three dimensions is (batch, tokens, classes). `kl_div` then compares the
 tokens that count, those of the attention mask, as rows (tokens, classes): `batchmean` is their mean. This is
-the recipe of DistilBERT's distillation (`distiller.py` in the research projects of transformers).
+the recipe of DistilBERT's distillation (`distiller.py` in the research projects of transformers). Where a
+decoder has inputs of its own, the mask is `decoder_attention_mask`, or there is none, except for values of
+the encoder; see Note: [Padding].
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +21,13 @@ from torch import Tensor
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.losses import LOSSES, kl_div_of_logits, number_dtype
+from trocar_server.tensors.reductions.padding import has_own_decoder
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
 _NO_TEACHERS: Mapping[TeacherSpec, Tensor] = {}
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 _NO_COUNTS: Mapping[int, int | None] = {}
-_MASKS = ("decoder_attention_mask", "attention_mask")
 _MOST_FITTING = 256
 
 Shape = Sequence[int | None]
@@ -60,14 +62,14 @@ class LossFunction:
         """Layouts that were checked: the term, dtype and shape of its target, and the shape of the value."""
 
     def check_targets(
-        self, targets: Mapping[str, Tensor], size: int, shapes: Mapping[str, Shape] | None = None
+        self, targets: Mapping[str, Tensor], size: int, shapes: Mapping[int, Shape] | None = None
     ) -> dict[int, int | None]:
         """Validate targets before the pass; a label out of range would break the process's CUDA context.
 
         Args:
             targets: Targets by name; an unnamed target has the name "".
             size: The batch's size.
-            shapes: Shapes of the values by selector, "" for the output, as far as known.
+            shapes: Shapes of the values by the position of the term, as far as known.
 
         Returns:
             The number of classes that the labels of each term are within, by its position; None if unknown.
@@ -80,7 +82,7 @@ class LossFunction:
         for index, spec in enumerate(self.specs):
             if spec.teacher is not None or not LOSSES[spec.name].has_target:
                 continue
-            target, shape = _target(spec, targets), (shapes or {}).get(spec.selector)
+            target, shape = _target(spec, targets), (shapes or {}).get(index)
             layout = (index, target.dtype, target.shape, size, None if shape is None else tuple(shape))
             if layout not in self._fitting:
                 check_layout(spec, target, size, shape)
@@ -144,7 +146,7 @@ class LossFunction:
         if spec.teacher is not None:
             other = _taught(spec, value, teachers[spec.teacher])
             if is_of_tokens:
-                value, other = _rows(value, other, arguments)
+                value, other = _rows(value, other, arguments, spec.selector)
             return _computed(spec, value, other)
         if not LOSSES[spec.name].has_target:
             try:
@@ -161,7 +163,7 @@ class LossFunction:
             _check_classes(spec, target, tuple(value.shape))
         other = converted(spec, target, value)
         if is_of_tokens:
-            value, other = _rows(value, other, arguments)
+            value, other = _rows(value, other, arguments, spec.selector)
         return _computed(spec, value, other)
 
 
@@ -200,13 +202,16 @@ def _taught(spec: LossSpec, value: Tensor, taught: Tensor) -> Tensor:
     return other
 
 
-def _rows(value: Tensor, target: Tensor, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def _rows(
+    value: Tensor, target: Tensor, arguments: Mapping[str, Any], selector: str = ""
+) -> tuple[Tensor, Tensor]:
     """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
-    for name in _MASKS:
-        mask = arguments.get(name)
-        if isinstance(mask, Tensor) and mask.shape == value.shape[:2]:
-            counts = mask.to(value.device) != 0
-            return value[counts], target[counts]
+    is_encoder = "encoder" in selector and "decoder" not in selector
+    is_decoder = has_own_decoder(arguments) and not is_encoder
+    mask = arguments.get("decoder_attention_mask" if is_decoder else "attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == value.shape[:2]:
+        counts = mask.to(value.device) != 0
+        return value[counts], target[counts]
     return value.flatten(0, 1), target.flatten(0, 1)
 
 

@@ -35,28 +35,35 @@ def known_shapes(
     is_same_size: bool,
     of_texts: bool = False,
     varying: Collection[int] = (),
-) -> dict[str, Shape]:
-    """Return the shapes of values by selector, for `LossFunction.check_targets`.
+) -> dict[int, Shape]:
+    """Return the shapes of the values that terms compare with a target, by the position of the term.
 
     Args:
         losses: The terms, validated.
         recording: A recorded pass of the trained model.
         is_same_size: Whether samples have the same shape as in the recorded pass; otherwise only the number
             of classes and the number of dimensions are known.
-        of_texts: Whether values of three dimensions are (batch, tokens, classes), except for cross_entropy.
+        of_texts: Whether values of three dimensions are (batch, tokens, classes) for kl_div.
         varying: Sizes of the recorded pass's inputs that other samples need not have, for example of tokens.
     """
-    shapes: dict[str, Shape] = {}
-    for spec in losses:
-        sizes = (loss_leaf(spec.selector, recording).shape or (0,))[1:]
-        shapes[spec.selector] = (None, *(sizes if is_same_size else _lasting(spec, sizes, of_texts, varying)))
+    shapes: dict[int, Shape] = {}
+    for index, spec in enumerate(losses):
+        if spec.teacher is None and LOSSES[spec.name].has_target:
+            sizes = (loss_leaf(spec.selector, recording).shape or (0,))[1:]
+            shapes[index] = (None, *(sizes if is_same_size else _lasting(spec, sizes, of_texts, varying)))
     return shapes
 
 
 def _lasting(spec: LossSpec, sizes: Sequence[int], of_texts: bool, varying: Collection[int]) -> Shape:
-    """Return only the number of classes: not where it may be, for example, the number of tokens."""
-    of_tokens = LOSSES[spec.name].of_tokens
-    is_last = of_tokens or (of_texts and len(sizes) == 2 and spec.name != "cross_entropy")
+    """Return only the number of classes: not where it may be, for example, the number of tokens.
+
+    Losses that compare element by element do not say which dimension that is: of frames of sound, and of
+    images with channels last, the second one depends on the sample.
+    """
+    of_tokens, is_divergence = LOSSES[spec.name].of_tokens, spec.name == "kl_div"
+    if not (is_divergence or LOSSES[spec.name].takes_indices):
+        return [None] * len(sizes)
+    is_last = of_tokens or (of_texts and len(sizes) == 2 and is_divergence)
     of_classes = len(sizes) - 1 if is_last else 0
     return [
         size if index == of_classes and (of_tokens or size not in varying) else None

@@ -19,7 +19,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
-from trocar_server.surgery import ModuleCall, ModuleRecord, Recording
+from trocar_server.surgery import Leaf, ModuleCall, ModuleRecord, Recording
 from trocar_server.training.model.text_head import add_text_head
 from trocar_server.training.spec.trainer_spec import HeadSpec
 
@@ -27,6 +27,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 MAX_PARAMETERS = 1 << 28
 """The most parameters of a new head."""
 _ADVICE = "name the module in `head.path`"
+_LOGITS = ("logits",)
 
 
 def find_head(module: nn.Module, recording: Recording | None = None) -> str:
@@ -99,9 +100,29 @@ def _last_called(module: nn.Module, recording: Recording) -> str:
     return record.path
 
 
-def _output_width(recording: Recording) -> int:
+def class_counts(recording: Recording) -> set[int]:
+    """Return the numbers of classes that a model's outputs may have; of `logits` alone where it has them.
+
+    Without that name, classes of a value of three dimensions may be the last, as of tokens, or dimension 1,
+    as of `nn.Conv1d`.
+    """
+    counts: set[int] = set()
+    for leaf in _main_outputs(recording):
+        shape = leaf.shape or ()
+        if len(shape) > 1:
+            counts.add(_class_size(shape))
+        if len(shape) == 3 and leaf.picks != _LOGITS:
+            counts.add(shape[1])
+    return counts
+
+
+def _main_outputs(recording: Recording) -> list[Leaf]:
     outputs = [leaf for leaf in recording.modules[""].calls[-1].outputs if leaf.shape is not None]
-    outputs = [leaf for leaf in outputs if leaf.picks == ("logits",)] or outputs
+    return [leaf for leaf in outputs if leaf.picks == _LOGITS] or outputs
+
+
+def _output_width(recording: Recording) -> int:
+    outputs = _main_outputs(recording)
     if len(outputs) != 1:
         raise _invalid(
             f"the model returns {len(outputs)} tensors, so its head is ambiguous; {_ADVICE}, or add a head "

@@ -21,7 +21,7 @@ from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
 from trocar_server.models.inputs import BATCH, IMAGE_BATCH, TOKEN_IDS, InputSignature
-from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery import PassGuard, Recording, differentiable_recurrence, recurrent_layers
 from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
 from trocar_server.surgery.structure import leaves
@@ -100,6 +100,7 @@ class TrainingPass:
         paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
         self._guarded = BackwardGuard(module)
         self._recomputed = {path: module.get_submodule(path) for path in paths}
+        self._recurrent = recurrent_layers(module)
 
     def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
         """Run a batch forward and backward.
@@ -117,6 +118,8 @@ class TrainingPass:
         """
         with ExitStack() as contexts:
             contexts.enter_context(torch.enable_grad())
+            if self._recurrent:  # first: what is recomputed below is then the forward from here
+                contexts.enter_context(differentiable_recurrence(self._recurrent))
             if self._recomputed:
                 contexts.enter_context(activation_checkpointing(self._recomputed))
             contexts.enter_context(self._guarded.asking(guard))
@@ -204,7 +207,7 @@ class TrainingPass:
 
 
 class _Shapes:
-    """Shapes of the values of losses, as far as known from a recorded pass."""
+    """Shapes of the values of losses by term, as far as known from a recorded pass."""
 
     def __init__(
         self,
@@ -214,14 +217,14 @@ class _Shapes:
         of_texts: bool,
     ) -> None:
         self._input_shape, varying = hosted.input_shape, _varying_sizes(hosted.signature)
-        self._cached_shapes: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
+        self._cached_shapes: dict[bool, dict[int, Shape]] = {True: {}, False: {}}
         with suppress(ServiceError):  # a data-dependent model: targets are then checked against its output
             for is_same in self._cached_shapes:
                 self._cached_shapes[is_same] = known_shapes(
                     losses, record(), is_same_size=is_same, of_texts=of_texts, varying=varying
                 )
 
-    def of_batch(self, batch: Batch) -> Mapping[str, Shape]:
+    def of_batch(self, batch: Batch) -> Mapping[int, Shape]:
         """Return the shapes for a batch; image sizes only if equal to those of the recorded pass."""
         first = next(iter(batch.args), None)
         return self._cached_shapes[isinstance(first, Tensor) and tuple(first.shape[1:]) == self._input_shape]

@@ -212,6 +212,7 @@ class FakeClient:
         *,
         running_statistics: bool = False,
         edits: tuple[()] = (),
+        numerics: str | None = None,
     ) -> FakeStream:
         self.fake.streams.append((model_id, tuple(taps)))
         return FakeStream(self.fake, model_id, batches, taps)

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.numpy import save_file
 import trocar
 from tests.unit.client._analysis.conftest import Analyse
 from tests.unit.client._analysis.fake_client import FakeModels
+from trocar._analysis import pca as module
 from trocar._analysis.moments import Moments
 from trocar._analysis.pca import fit
 from trocar._base.tensors import Array
@@ -125,6 +127,28 @@ def test_what_was_saved_is_loaded_again(analyse: Analyse, tmp_path: Path) -> Non
     loaded = trocar.Pca.load(tmp_path / "pca.safetensors")
     for field in fields(pca):
         np.testing.assert_array_equal(getattr(loaded, field.name), getattr(pca, field.name), strict=True)
+
+
+@pytest.mark.parametrize("before", [[], ["pca.safetensors"]])
+def test_a_file_that_cannot_be_written_leaves_what_was_there(
+    analyse: Analyse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]
+) -> None:
+    pca = analyse(FakeModels(FAKE), "fit_pca", "m", images(), "maps", 3)
+    for name in before:
+        (tmp_path / name).write_bytes(b"old")
+    monkeypatch.setattr(module, "save_file", Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="the disk is full"):
+        pca.save(tmp_path / "pca.safetensors")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(before, b"old")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_replaced_keeps_its_mode(analyse: Analyse, tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "pca.safetensors"
+    path.touch()
+    path.chmod(mode)
+    analyse(FakeModels(FAKE), "fit_pca", "m", images(), "maps", 3).save(path)
+    assert path.stat().st_mode & 0o777 == mode
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

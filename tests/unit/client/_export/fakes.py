@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,21 @@ class StreamResult:
 class FakeClient:
     """Answers like a client of a server that hosts one model."""
 
-    def __init__(self, *, fail_at: int | None = None, error: TrocarError | None = None) -> None:
+    def __init__(
+        self, *, fail_at: int | None = None, error: TrocarError | None = None, digest: str = ""
+    ) -> None:
         self.calls: list[int] = []
         self.edits: list[Any] = []
         self.stored: list[StoredEdits] = []
         self._fail_at = fail_at
         self._error = error
+        self._digest = digest
 
-    def model(self, model_id: str) -> Model:
-        return Model(
+    def model(self, model_id: str, *, has_digest: bool = False) -> Model:
+        found = Model(
             model_id, "loaded", "custom", "m:M", "random:0", 7, 28, "cpu", "float32", None, (), (2, 3)
         )
+        return replace(found, digest=self._digest) if has_digest else found
 
     def server_info(self) -> ServerInfo:
         return ServerInfo(

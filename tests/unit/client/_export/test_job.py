@@ -138,6 +138,29 @@ def test_a_run_goes_on_with_equal_components_and_not_with_others(photos: Path, t
         extract(with_components(1))
 
 
+def test_a_run_does_not_go_on_with_other_weights(photos: Path, tmp_path: Path) -> None:
+    """The id and the label of the weights are the same after a model was published again."""
+    with pytest.raises(ServerBusyError):
+        run(photos, tmp_path / "out", FakeClient(digest="a", fail_at=2, error=ServerBusyError("no")))
+    before = tree(tmp_path / "out")
+    with pytest.raises(OutputError, match=r'model\.digest: was "a", is now "b"'):
+        run(photos, tmp_path / "out", FakeClient(digest="b"))
+    assert tree(tmp_path / "out") == before
+    assert run(photos, tmp_path / "out", FakeClient(digest="a")).resumed_at == 8
+    with pytest.raises(OutputError, match=r"model\.digest"):
+        run(photos, tmp_path / "out", FakeClient(digest="b"))
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "a"), ("a", "")])
+def test_a_run_goes_on_where_one_side_knows_no_digest(
+    photos: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    """Folders of an earlier version have none, and its servers tell none."""
+    with pytest.raises(ServerBusyError):
+        run(photos, tmp_path / "out", FakeClient(digest=before, fail_at=2, error=ServerBusyError("no")))
+    assert run(photos, tmp_path / "out", FakeClient(digest=after)).resumed_at == 8
+
+
 def test_run_that_stopped_at_a_bad_sample_may_go_on_by_skipping_it(tmp_path: Path) -> None:
     photos = write_samples(tmp_path / "photos", 12, {9: BAD})
     run(photos, tmp_path / "whole", on_error="skip")

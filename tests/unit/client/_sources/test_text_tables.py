@@ -1,5 +1,6 @@
 """Tables of texts: columns stay what their files say; the oracles are csv and json."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,18 @@ def test_rows_of_another_length_are_named(tmp_path: Path) -> None:
     for content, problem in (("a,b\n1\n", "row 1 has fewer fields"), ("a,b\n1,2,3\n", "more fields")):
         with pytest.raises(SourceError, match=problem):
             loaded(written(tmp_path, "x.csv", content), "a")
+
+
+@pytest.mark.parametrize(("name", "content"), [("x.csv", "text\na\n"), ("x.jsonl", '{"text": "a"}\n')])
+def test_a_byte_order_mark_is_no_part_of_the_table(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, "utf-8-sig")
+    assert loaded(tmp_path / name) == [texts("a")]
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
+    before, long = csv.field_size_limit(), "word " * 40_000
+    assert len(long) > before
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], [long], ["b"]])
+    assert loaded(tmp_path / "x.csv") == [texts(long), texts("b")]
+    assert csv.field_size_limit() == before

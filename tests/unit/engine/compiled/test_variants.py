@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,11 +14,22 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.oracles.tape_graphs import TapeGraphs
+from tests.unit.engine.compiled.variant_calls import (
+    FAST,
+    ROWS,
+    SIDE,
+    Photos,
+    ask,
+    out_of_memory,
+    plan_of,
+    prepared,
+    ready,
+    turns_of_the_loop,
+    values,
+)
 from trocar_api.reasons import ErrorReason
-from trocar_server.config import EngineConfig, Limits
-from trocar_server.engine.compiled import variant_trial
-from trocar_server.engine.compiled.backends.build_worker import Built, Job
-from trocar_server.engine.compiled.compiled_pass import NotCompiledError, recipe_of
+from trocar_server.engine.compiled.compiled_pass import NotCompiledError, PassFailedError, recipe_of
 from trocar_server.engine.compiled.variant import State, Variant
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
@@ -30,134 +41,18 @@ from trocar_server.engine.request.plan import (
     Payloads,
     Plan,
     TapRequest,
-    TensorInput,
 )
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.run_plan import Prepared
-from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.status import status_of
 from trocar_server.errors import ServiceError
-from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
+from trocar_server.models import ModelSpec, make_hosted_copy
 from trocar_server.surgery import parse_selector
 from trocar_server.telemetry.labels import ModelLabels
 from trocar_server.telemetry.snapshot import Replicas, ServerState
 from trocar_server.tensors.edits import Edit, Set
 
-SIDE = 8
-FAST = Execution(Numerics.FAST)
-ROWS = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-
-
-class Chunks(nn.Module):
-    """Calls its block for four samples at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.block = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.block(part) for part in x.split(4)])
-
-
-class Photos(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.conv(x)
-        return found
-
-
-class Shifts(Chunks):
-    """Writes to its input."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.block(x.sub_(1.0))
-        return found
-
-
-class TokensFirst(Chunks):
-    """Its block sees four tokens before the samples, as `nn.TransformerEncoder` does by default."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.block(x.transpose(0, 1))
-        return found.transpose(0, 1)
-
-
-async def _nothing_built(_: Job) -> Built:
-    return Built()
-
-
-@pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    catalogue = Catalogue()
-    for kind, shape in ((Chunks, (3,)), (Photos, (3, SIDE, SIDE)), (Shifts, (3,)), (TokensFirst, (4, 3))):
-        factory = f"{kind.__module__}:{kind.__qualname__}"
-        rules = PreprocessingSpec(resize=(SIDE,), crop=(SIDE,)) if kind is Photos else None
-        catalogue.add(
-            ModelSpec(kind.__name__.lower(), factory, "random:0", input_shape=shape, preprocessing=rules)
-        )
-    owner = DeviceThread(torch.device("cpu"))
-    owner.start()
-    config = EngineConfig(compile_after=1, min_gain=0.0, openvino=False)
-    found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
-    found.compiled.builder.build_apart = _nothing_built
-    yield found
-    await asyncio.to_thread(owner.stop)
-
-
-def plan_of(inputs: np.ndarray[Any, Any], tap: str, execution: Execution, model_id: str) -> Plan:
-    given = TensorInput("", torch.float32, inputs.shape)
-    taps = (TapRequest(parse_selector(tap), alias="" if "*" in tap else "value"),)
-    return Plan(model_id, taps, (given,), 1 << 20, execution=execution)
-
-
-async def ask(
-    engine: Engine,
-    inputs: np.ndarray[Any, Any],
-    tap: str = "block@-1",
-    execution: Execution = FAST,
-    model_id: str = "chunks",
-) -> Extraction:
-    return await engine.extract(await prepared(engine, inputs, tap, execution, model_id))
-
-
-async def prepared(
-    engine: Engine,
-    inputs: np.ndarray[Any, Any],
-    tap: str = "block@-1",
-    execution: Execution = FAST,
-    model_id: str = "chunks",
-) -> Prepared:
-    checked = await engine.checks.check(plan_of(inputs, tap, execution, model_id))
-    return await engine.preparation.prepare(checked, Payloads([inputs.copy().reshape(-1).view(np.uint8)]))
-
-
-def values(found: Extraction) -> dict[str, np.ndarray[Any, Any]]:
-    maps = ((entry.output, entry.values) for entry in found.feature_maps)
-    return {
-        output.name: data.view(np.float32).reshape(output.shape) for output, data in maps if data is not None
-    }
-
-
-async def ready(engine: Engine, inputs: np.ndarray[Any, Any], tap: str, model_id: str = "chunks") -> Variant:
-    """Ask until the variant for these calls is in use."""
-    if model_id not in engine.deployments:
-        await engine.deployments.load(model_id)
-    for _ in range(4):
-        await ask(engine, inputs, tap, model_id=model_id)
-        await engine.compiled.settled()
-    (variant,) = engine.compiled.variants()
-    assert variant.is_ready
-    return variant
-
-
-async def turns_of_the_loop() -> None:
-    """Let every task go on as far as it can without the device."""
-    for _ in range(100):
-        await asyncio.sleep(0)
+IDS = np.array([[1, 2, 9, 4], [0, 7, 3, 5]])
+PHOTOS = np.random.default_rng(0).standard_normal((2, 3, SIDE, SIDE)).astype(np.float32)
 
 
 async def test_an_unload_serves_the_calls_that_run_on_or_wait_for_a_compiled_pass(engine: Engine) -> None:
@@ -235,60 +130,6 @@ def seen_rows(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def out_of_memory(*_: object) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-@pytest.fixture(params=["the queue is full", "the model is unloaded"])
-async def without_replica(
-    request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Variant, Prepared]]:
-    """A variant in use and one of its calls, while no trial can have a replica."""
-    variant, call = await ready(engine, ROWS, "block@-1"), await prepared(engine, ROWS)
-    pool = variant.deployment.pool
-    if request.param == "the model is unloaded":
-        await pool.drain()
-        yield variant, call
-        return
-    monkeypatch.setattr(pool, "_max_queue", 0)
-    async with pool.lease(None):
-        yield variant, call
-
-
-async def test_a_comparison_without_a_replica_proves_nothing(
-    engine: Engine, without_replica: tuple[Variant, Prepared]
-) -> None:
-    variant, call = without_replica
-    await engine.compiled.builder.check_again(variant, call)
-    assert variant.is_ready
-
-
-async def test_a_trial_without_a_replica_is_left_to_a_later_call(
-    engine: Engine, without_replica: tuple[Variant, Prepared]
-) -> None:
-    variant, call = without_replica
-    variant.state = State.TRYING
-    await engine.compiled.builder.attempt(variant, call)
-    assert (variant.state, variant.problems) == (State.CANDIDATE, [])
-    await engine.compiled.builder.warm(variant)
-    assert (variant.state, variant.problems) == (State.CANDIDATE, [])
-
-
-async def test_a_kept_variant_that_finds_no_replica_stays_on_disk(
-    engine: Engine,
-    without_replica: tuple[Variant, Prepared],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    variant, builder, store = without_replica[0], engine.compiled.builder, Mock()
-    way = next(builder._candidates(variant, tmp_path))
-    record = Mock(key="key", engine=way.engine, numerics=way.numerics, built=Built())
-    monkeypatch.setattr(builder, "_store", store)
-    await builder.restore(variant, Mock(record=record, folder=tmp_path))
-    assert variant.state is State.COUNTING
-    store.remove.assert_not_called()
-
-
 async def test_a_group_without_memory_runs_eagerly_and_the_variant_stays(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,17 +140,6 @@ async def test_a_group_without_memory_runs_eagerly_and_the_variant_stays(
         await engine.compiled.settled()
     assert found.report.engine == "eager"
     assert (await ask(engine, ROWS)).report.engine == "torch"
-
-
-async def test_a_comparison_without_memory_proves_nothing(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variant = await ready(engine, ROWS, "block@-1")
-    variant.is_proven = False
-    monkeypatch.setattr(variant_trial, "_fastest", out_of_memory)
-    await ask(engine, ROWS)
-    await engine.compiled.settled()
-    assert variant.is_ready
 
 
 @pytest.mark.parametrize(("passes_that_fit", "groups"), [(1, [2, 2]), (2, [4])])
@@ -436,12 +266,12 @@ async def test_a_call_that_cannot_wait_for_a_compiled_pass_is_refused_as_busy(
     assert (await first).report.engine == "eager"
 
 
-async def ask_for_images(engine: Engine) -> Extraction:
+async def ask_for_images(engine: Engine, count: int = 2, execution: Execution = FAST) -> Extraction:
     image = np.zeros((SIDE, SIDE, 3), np.uint8)
-    images = ImageInput("", (ImageSpec(image.nbytes, SIDE, SIDE),) * 2)
+    images = ImageInput("", (ImageSpec(image.nbytes, SIDE, SIDE),) * count)
     taps = (TapRequest(parse_selector("conv")),)
-    checked = await engine.checks.check(Plan("photos", taps, (images,), 1 << 20, execution=FAST))
-    payloads = Payloads([image.reshape(-1), image.reshape(-1)])
+    checked = await engine.checks.check(Plan("photos", taps, (images,), 1 << 20, execution=execution))
+    payloads = Payloads([image.reshape(-1)] * count)
     return await engine.extract(await engine.preparation.prepare(checked, payloads))
 
 
@@ -466,3 +296,104 @@ async def test_edits_that_set_a_negative_zero_are_other_values_to_compute(engine
         assert checked.resolved is not None
         recipes.append(recipe_of(checked.plan, checked.resolved, ()))
     assert len({*recipes, recipes[0]}) == 2
+
+
+async def test_images_that_need_too_much_memory_are_refused_on_a_compiled_pass_too(engine: Engine) -> None:
+    await engine.deployments.load("photos")
+    for _ in range(3):
+        await ask_for_images(engine)
+        await engine.compiled.settled()
+    engine.limits = engine.limits.model_copy(update={"max_pass_bytes": 5000})
+    assert (await ask_for_images(engine)).report.engine == "torch"
+    for execution in (Execution(), FAST):
+        with pytest.raises(ServiceError) as caught:
+            await ask_for_images(engine, 8, execution)
+        assert caught.value.reason is ErrorReason.PASS_TOO_LARGE
+    engine.preparation.stop()
+
+
+# --- Modules that the process itself may train ----------------------------------------------------
+
+
+async def host_own(engine: Engine, net: nn.Module) -> None:
+    """Host a module as `connect("local")` does."""
+    shape = (3, SIDE, SIDE)
+    spec = ModelSpec("own", "local:module", input_shape=shape, factory=partial(make_hosted_copy, net))
+    engine.catalogue.add(spec)
+    await engine.deployments.load("own")
+
+
+async def asked_for_own(engine: Engine) -> Extraction:
+    """Ask until nothing changes any more, and return the last answer."""
+    for _ in range(4):
+        await ask(engine, PHOTOS, "conv", model_id="own")
+        await engine.compiled.settled()
+    return await ask(engine, PHOTOS, "conv", model_id="own")
+
+
+async def test_their_passes_are_not_converted(engine: Engine) -> None:
+    net = Photos()
+    await host_own(engine, net)
+    await asked_for_own(engine)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    found = await ask(engine, PHOTOS, "conv", model_id="own")
+    assert not values(found)["value"].any()
+    assert (found.report.numerics, found.report.asked) == (Numerics.EXACT, Numerics.FAST)
+    assert "may change" in found.report.reason
+
+
+async def test_their_recorded_passes_follow_the_weights(engine: Engine) -> None:
+    graphs, net = TapeGraphs(), Photos()
+    engine.compiled.builder.graphs_of = lambda _: graphs
+    await host_own(engine, net)
+    await asked_for_own(engine)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(-2.0)
+    found = await ask(engine, PHOTOS, "conv", model_id="own")
+    assert (found.report.engine, found.report.numerics) == ("cuda-graph", Numerics.EXACT)
+    assert "may change" in found.report.reason
+    np.testing.assert_array_equal(values(found)["value"], net(torch.from_numpy(PHOTOS)).detach().numpy())
+
+
+# --- Passes that fail -----------------------------------------------------------------------------
+
+
+async def test_inputs_that_a_model_rejects_do_not_end_its_compiled_pass(engine: Engine) -> None:
+    await ready(engine, IDS, "fc", "words")
+    for _ in range(5):
+        with pytest.raises(ServiceError) as caught:
+            await ask(engine, np.full((1, 4), 99), "fc", model_id="words")
+        assert caught.value.reason is ErrorReason.INPUT_REJECTED
+    assert (await ask(engine, IDS, "fc", model_id="words")).report.engine == "torch"
+
+
+async def test_inputs_that_a_model_rejects_are_run_apart_from_those_of_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = await ready(engine, IDS, "fc", "words")
+    monkeypatch.setattr(variant.queue, "_most_rows", lambda: 32)
+    calls = [await prepared(engine, ids, "fc", model_id="words") for ids in (IDS, IDS + 99, IDS // 2)]
+    extractions = [engine.compiled.extract(variant, call, None, None) for call in calls]
+    first, bad, last = await asyncio.gather(*extractions, return_exceptions=True)
+    assert isinstance(bad, PassFailedError)
+    for found, ids in ((first, IDS), (last, IDS // 2)):
+        assert isinstance(found, Extraction)
+        expected = values(await ask(engine, ids, "fc", Execution(), "words"))["value"]
+        np.testing.assert_allclose(values(found)["value"], expected, rtol=1e-5, atol=1e-6)
+
+
+async def test_a_pass_that_fails_three_times_in_a_row_where_eager_does_not_is_given_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = await ready(engine, ROWS, "block@-1")
+    for count in (2, 2, 3):
+        assert (await ask(engine, ROWS)).report.engine == "torch"
+        with monkeypatch.context() as patched:
+            patched.setattr(variant.runner, "run", Mock(side_effect=RuntimeError("broken")))
+            found = [await ask(engine, ROWS) for _ in range(count)]
+        assert {each.report.engine for each in found} == {"eager"}
+        assert "failed on it" in found[0].report.reason
+    assert variant.state is State.REFUSED

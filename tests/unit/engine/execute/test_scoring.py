@@ -152,6 +152,28 @@ def test_losses_are_those_of_torch(
     assert torch.equal(number(loss(kind, labels, is_sum=is_sum), LOGITS, labels), expected)
 
 
+WRAPPING = [
+    (torch.tensor([240, 7, 44, 0], dtype=torch.uint8), 1000),  # 1000 is 232 in uint8
+    (torch.tensor([100, 7, 44, 0], dtype=torch.int8), 300),  # 300 is 44 in int8
+    (torch.tensor([32000, 7, 44, 0], dtype=torch.int16), 50_257),  # and this is negative in int16
+    (torch.tensor([100, -100, 44, 0], dtype=torch.int8), 300),
+]
+
+
+@pytest.mark.parametrize(("labels", "count"), WRAPPING)
+def test_labels_of_narrow_integers_reach_as_far_as_their_dtype(labels: torch.Tensor, count: int) -> None:
+    value = torch.randn(4, count, generator=torch.Generator().manual_seed(4))
+    expected = F.cross_entropy(value, labels.long())
+    assert torch.equal(number(loss(LossKind.CROSS_ENTROPY, labels), value, labels), expected)
+
+
+def test_a_label_that_is_no_class_is_not_taken_for_the_ignored_one() -> None:
+    labels = torch.tensor([0, 1, 2, 156], dtype=torch.uint8)  # -100 is 156 in uint8
+    error = refused(lambda: number(loss(LossKind.CROSS_ENTROPY, labels), LOGITS, labels))
+    assert error.reason is ErrorReason.OBJECTIVE_OUT_OF_RANGE
+    assert "no class 156" in error.message
+
+
 def test_the_divergence_is_a_mean_over_the_batch() -> None:
     value, labels = LOGITS.log_softmax(1), LOGITS.flip(0).softmax(1)
     expected = F.kl_div(value, labels, reduction="batchmean")

@@ -1,6 +1,8 @@
-"""Digests of weights: equal for bit-equal ones; what never changes is hashed once."""
+"""Digests of models and weights: equal for bit-equal ones; what never changes is hashed once."""
 
+import asyncio
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from tests.support.servers.serving import rebuilt
 from tests.unit.engine.deployments import deployment, hosted
 from trocar_server.engine.host import weights_digest as digests
 from trocar_server.engine.host.deployment import make_deployment
-from trocar_server.engine.host.weights_digest import weights_digest
+from trocar_server.engine.host.weights_digest import deployment_digest, weights_digest
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.models import make_training_copy
 from trocar_server.storage.fingerprint import fingerprint
@@ -83,3 +85,50 @@ async def test_weights_without_a_digest_are_those_of_one_load(owner: DeviceThrea
     model = deployment(TinyNet, SHAPE)
     odd = replace(model, hosted=replace(model.hosted, module=Sparse()))
     assert await weights_digest(odd, [odd], owner) == odd.version
+
+
+async def test_calls_that_ask_at_once_hash_once(owner: DeviceThread, hashed: list[str]) -> None:
+    model = deployment(TinyNet, SHAPE)
+    found = await asyncio.gather(*(weights_digest(model, [model], owner) for _ in range(3)))
+    assert len(set(found)) == 1
+    assert sorted(hashed) == sorted(ALL)
+
+
+async def test_what_a_cancelled_call_has_hashed_is_kept(owner: DeviceThread, hashed: list[str]) -> None:
+    model, may_go_on = deployment(TinyNet, SHAPE), Event()
+    blocked = owner.submit(may_go_on.wait)
+    call = asyncio.create_task(weights_digest(model, [model], owner))
+    await asyncio.sleep(0)  # it waits for the owner
+    call.cancel()
+    may_go_on.set()
+    await blocked
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert set(hashed) == ALL
+    hashed.clear()
+    await weights_digest(model, [model], owner)
+    assert not hashed
+
+
+async def test_the_digest_does_not_depend_on_the_groups(
+    owner: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = deployment(TinyNet, SHAPE), deployment(TinyNet, SHAPE)
+    found = await weights_digest(first, [first], owner)
+    monkeypatch.setattr(digests, "_GROUP_BYTES", 1)
+    assert await weights_digest(second, [second], owner) == found
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model_id": "other"}, {"options": {"classes": 4}}, {"dtype": "fp32"}, {"arguments": (4,)}],
+)
+async def test_the_digest_of_a_model_is_that_of_its_weights_and_settings(
+    owner: DeviceThread, changed: dict[str, Any]
+) -> None:
+    model = deployment(TinyNet, SHAPE)
+    spec = replace(model.hosted.spec, **changed)
+    other = replace(model, hosted=replace(model.hosted, spec=spec))
+    before = await deployment_digest(model, [model], owner)
+    assert await deployment_digest(replace(model), [model], owner) == before
+    assert await deployment_digest(other, [model], owner) != before

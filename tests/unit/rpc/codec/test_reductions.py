@@ -198,6 +198,8 @@ def test_a_chain_that_cannot_be_is_refused(messages: list[pb.Reduction]) -> None
 def test_casts_are_converted() -> None:
     message = pb.Cast(dtype=tensor_pb2.DTYPE_INT8, is_per_channel=True)
     assert cast_from_wire("cast", message) == Cast(torch.int8, is_per_channel=True)
+    narrow = pb.Cast(dtype=tensor_pb2.DTYPE_FLOAT16, only_float32=True)
+    assert cast_from_wire("cast", narrow) == Cast(torch.float16, only_float32=True)
 
 
 @pytest.mark.parametrize(

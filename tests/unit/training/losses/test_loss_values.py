@@ -1,4 +1,4 @@
-"""Shapes that are known before a pass: what depends on the length of a text is not among them."""
+"""Shapes that are known before a pass: what depends on the length of a text or a sound is not among them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from trocar_server.surgery import record_calls
 from trocar_server.training.losses.loss_values import known_shapes
-from trocar_server.training.spec.trainer_spec import LossSpec
+from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 TOKENS, CLASSES = 8, 5
 
@@ -41,4 +41,40 @@ def test_sizes_of_texts_of_any_length(name: Any, value: str, expected: tuple[int
     recording = record_calls(Tagged(), [torch.zeros(1, TOKENS, dtype=torch.int64)], {}, is_symbolic=False)
     losses = [LossSpec(name=name, selector=selector)]
     found = known_shapes(losses, recording, is_same_size=False, of_texts=True, varying={TOKENS})
-    assert found == {selector: expected}
+    assert found == {0: expected}
+
+
+class Framed(nn.Module):
+    """Scores of each frame of a sound: (batch, frames, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Conv1d(1, CLASSES, 10, stride=10)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        scores: Tensor = self.scores(samples[:, None])
+        return scores.transpose(1, 2)
+
+
+SAMPLES = 800
+
+
+def shapes_of_sound(*losses: LossSpec) -> dict[int, Any]:
+    recording = record_calls(Framed(), [torch.zeros(1, SAMPLES)], {}, is_symbolic=False)
+    return dict(known_shapes(losses, recording, is_same_size=False, varying={SAMPLES}))
+
+
+@pytest.mark.parametrize("name", ["bce_with_logits", "mse", "l1", "huber"])
+def test_the_number_of_frames_is_not_that_of_classes(name: Any) -> None:
+    assert shapes_of_sound(LossSpec(name=name)) == {0: (None, None, None)}
+
+
+def test_terms_on_one_value_have_their_own_shapes() -> None:
+    """What a teacher is compared with is not known before the pass, nor needed."""
+    taught = LossSpec(name="mse", teacher=TeacherSpec(model_id="t"))
+    labelled, transposed = LossSpec(name="token_cross_entropy"), LossSpec(name="cross_entropy")
+    frames = SAMPLES // 10
+    assert shapes_of_sound(labelled, taught, LossSpec(name="l2_norm"), transposed) == {
+        0: (None, None, CLASSES),
+        3: (None, frames, None),
+    }

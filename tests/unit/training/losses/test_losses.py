@@ -26,7 +26,7 @@ def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Te
     """Compute one loss as a trainer does: checked, then computed."""
     loss = LossFunction([LossSpec(name=name, options=options)])
     targets = {} if target is None else {"": target}
-    loss.check_targets(targets, len(value), {"": value.shape})
+    loss.check_targets(targets, len(value), {0: value.shape})
     total, _ = loss(value, {}, targets)
     return total
 
@@ -254,14 +254,14 @@ def test_a_missing_target_is_refused(spec: LossSpec, targets: dict[str, Tensor],
 def test_sizes_that_are_not_known_before_the_pass_are_checked_behind_it() -> None:
     loss = LossFunction([LossSpec(name="cross_entropy")])
     maps = MAPS[:, :, :4]
-    loss.check_targets({"": maps}, 2, {"": (None, 4, None, None)})
+    loss.check_targets({"": maps}, 2, {0: (None, 4, None, None)})
     with pytest.raises(ServiceError, match=r"have shape \(2, 3, 5\)"):
         loss(PIXELS, {}, {"": maps})
     with pytest.raises(ServiceError, match=r"labels for values of shape \(batch, 4, \?, \?\)"):
-        loss.check_targets({"": maps[:, 0]}, 2, {"": (None, 4, None, None)})
+        loss.check_targets({"": maps[:, 0]}, 2, {0: (None, 4, None, None)})
 
 
-@pytest.mark.parametrize("known", [{}, {"": (None, None)}, {"": (None, 5)}], ids=["none", "size", "other"])
+@pytest.mark.parametrize("known", [{}, {0: (None, None)}, {0: (None, 5)}], ids=["none", "size", "other"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_labels_are_compared_with_the_classes_of_the_value_before_the_loss_is_computed(
     known: Any, device: str

@@ -34,7 +34,7 @@ def loss(name: Any, value: Tensor, target: Tensor | None = None, **options: Any)
     """Compute one loss as a trainer does: checked, then computed."""
     function = LossFunction([LossSpec(name=name, options=options)])
     targets = {} if target is None else {"": target}
-    function.check_targets(targets, len(value), {"": value.shape})
+    function.check_targets(targets, len(value), {0: value.shape})
     return function(value, {}, targets)[0]
 
 
@@ -130,10 +130,33 @@ def test_a_model_of_texts_learns_the_classes_of_each_token_that_counts(mask: Any
 def test_probabilities_of_tokens_are_compared_with_each_token() -> None:
     function = LossFunction([LossSpec(name="kl_div")], of_texts=True)
     probabilities = F.softmax(TAUGHT, -1)
-    function.check_targets({"": probabilities}, len(TOKENS), {"": TOKENS.shape})
+    function.check_targets({"": probabilities}, len(TOKENS), {0: TOKENS.shape})
     total, _ = function(TOKENS, {}, {"": probabilities}, {}, {"attention_mask": MASK})
     rows = F.log_softmax(TOKENS, -1)[MASK == 1]
     assert torch.equal(total, F.kl_div(rows, probabilities[MASK == 1], reduction="batchmean"))
     with pytest.raises(ServiceError, match="those of a sample sum to 1") as failure:
-        function.check_targets({"": F.softmax(TAUGHT, 1)}, len(TOKENS), {"": TOKENS.shape})
+        function.check_targets({"": F.softmax(TAUGHT, 1)}, len(TOKENS), {0: TOKENS.shape})
     assert failure.value.reason is ErrorReason.TARGET_REJECTED
+
+
+@pytest.mark.parametrize(
+    ("selector", "masks", "counts"),
+    [
+        ("", ["attention_mask"], None),
+        ("decoder.bert.encoder.layer.3", ["attention_mask"], None),
+        ("", ["attention_mask", "decoder_attention_mask"], 1 - MASK),
+        ("encoder.layer.3", ["attention_mask", "decoder_attention_mask"], MASK),
+    ],
+)
+def test_the_mask_of_an_encoder_is_not_that_of_its_decoder(
+    selector: str, masks: list[str], counts: Tensor | None
+) -> None:
+    """Also where both have one length: a decoder with inputs of its own has a mask of its own, or none."""
+    teacher: Any = TeacherSpec(model_id="t")
+    function = LossFunction([LossSpec(name="kl_div", teacher=teacher, selector=selector)], of_texts=True)
+    arguments = {"decoder_input_ids": torch.zeros_like(MASK)}
+    arguments |= dict(zip(masks, (MASK, 1 - MASK), strict=False))
+    total, _ = function(TOKENS, {selector: TOKENS}, {}, {teacher: TAUGHT}, arguments)
+    counted = torch.ones_like(MASK) if counts is None else counts
+    rows, taught = F.log_softmax(TOKENS, -1)[counted == 1], F.softmax(TAUGHT, -1)[counted == 1]
+    assert torch.equal(total, F.kl_div(rows, taught, reduction="batchmean"))

@@ -14,7 +14,7 @@ from trocar_server.models import make_meta_replica
 from trocar_server.models.weights.initial_values import no_initial_values
 from trocar_server.surgery import Recording, record_calls
 from trocar_server.training.losses.loss_function import main_output
-from trocar_server.training.model.head import find_head, replace_head
+from trocar_server.training.model.head import class_counts, find_head, replace_head
 from trocar_server.training.spec.trainer_spec import HeadSpec
 
 ALL = torchvision.models.list_models(module=torchvision.models)
@@ -293,3 +293,25 @@ def test_a_path_that_cannot_be_a_head_is_refused(path: str, message: str | None)
         return
     with pytest.raises(ServiceError, match=message):
         replace_head(model, HeadSpec(path=path, classes=3), 0, recording)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "counts"),
+    [
+        ({"logits": (1, 8, 9), "last_hidden_state": (1, 8, 16)}, {9}),
+        ({"logits": (1, 4), "hidden": (1, 16)}, {4}),
+        ({"out": (1, 21, 6, 6), "aux": (1, 21, 6, 6)}, {21}),
+        ({"": (1, 7)}, {7}),
+        ({"": (1, 3, 20)}, {3, 20}),  # of `nn.Conv1d`, or of tokens
+        ({"": (1,)}, set()),
+    ],
+)
+def test_the_number_of_classes_is_that_of_the_logits(
+    outputs: dict[str, tuple[int, ...]], counts: set[int]
+) -> None:
+    class Shaped(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            values = {name: x.sum() + torch.zeros(shape) for name, shape in outputs.items()}
+            return values.get("", values)
+
+    assert class_counts(record_calls(Shaped(), (torch.zeros(1),))) == counts

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.models.surgical_models import Noted
+from tests.unit.training.trainers import batches, core_of, run, tiny
 from trocar_server.surgery import PassAborted, PassGuard
 from trocar_server.training.step.training_pass import BackwardGuard
 
@@ -80,3 +82,28 @@ def test_one_trained_weight_of_a_layer_is_enough() -> None:
         guard.cancel()
         with pytest.raises(PassAborted):
             loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("trainable", "cudnn"),
+    [
+        (["conv", "fc"], [False]),  # the gradient of the convolution goes through the frozen layer
+        (["fc"], [True]),
+        (["lstm", "fc"], [True]),  # in train mode
+    ],
+)
+def test_a_frozen_recurrent_layer_in_the_graph_runs_without_cudnn(
+    trainable: list[str], cudnn: list[bool]
+) -> None:
+    core, data = core_of(tiny(Noted, (4, 3)), trainable=trainable), batches(1, shape=(4, 3))
+    Noted.notes()
+    run(core, data)
+    assert Noted.notes() == {"conv": [True], "lstm": cudnn}
+    assert torch.backends.cudnn.enabled
+
+
+def test_a_recurrent_layer_that_is_recomputed_does_so_without_cudnn() -> None:
+    core = core_of(tiny(Noted, (4, 3)), trainable=["conv", "fc"], activation_checkpointing=["lstm"])
+    Noted.notes()
+    run(core, batches(1, shape=(4, 3)))
+    assert Noted.notes()["lstm"] == [False, False]

@@ -14,6 +14,8 @@ GRAPH_FILE = "graph.xml"
 def convert(model: nn.Module, recipe: Recipe, folder: Path) -> None:
     """Write `graph.xml` and `graph.bin`: float32 weights, outputs in the order of the recipe.
 
+    The last output may be that of Note: [Indices outside of a table].
+
     Raises:
         Exception: Any error of torch.export or OpenVINO on a model that they do not support.
     """
@@ -21,8 +23,9 @@ def convert(model: nn.Module, recipe: Recipe, folder: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(trace(model, recipe))
-    if len(graph.outputs) != len(recipe.names):
+        program = trace(model, recipe)
+        graph = openvino.convert_model(program)
+    if len(graph.outputs) != len(program.graph_signature.user_outputs):
         raise ValueError(f"{len(recipe.names)} values are requested, but the graph has {len(graph.outputs)}")
     if len(graph.inputs) != len(recipe.arguments):
         raise ValueError("the values do not depend on every input")

@@ -1,5 +1,6 @@
 """Graph runner: passes recorded for each recurring batch size, and replayed."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from torch import nn
 from trocar_server.engine.compiled.backends.graphs import GraphApi, Values
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
 from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.run.forward_pass import is_out_of_memory
 from trocar_server.surgery import Collector, operate
 from trocar_server.tensors.bits import same_bits
 
@@ -16,6 +18,7 @@ MOST_GRAPHS = 8
 """The most batch sizes that one runner records: each keeps the memory of a full pass."""
 
 _MOST_COUNTED = 64
+_MOST_SHORTAGES = 3
 
 _Signature = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -83,6 +86,8 @@ class GraphRunner:
         """Signatures seen once."""
         self._refused: set[_Signature] = set()
         """Signatures that cannot be recorded."""
+        self._shortages: Counter[_Signature] = Counter()
+        """Recordings for which there was too little memory."""
 
     @property
     def graph_count(self) -> int:
@@ -96,6 +101,7 @@ class GraphRunner:
 
         Raises:
             CannotRecordError: The first signature that came twice cannot be recorded.
+            Exception: Too little memory; a later run may have it.
         """
         signature = tuple((argument.shape, argument.dtype) for argument in arguments)
         with torch.inference_mode():
@@ -115,14 +121,22 @@ class GraphRunner:
         return False
 
     def _recorded(self, signature: _Signature, arguments: Sequence[torch.Tensor]) -> "_Replay | None":
-        """Record a signature; None where that fails or the replay differs from the pass."""
+        """Record a signature; None where that fails or the replay differs from the pass.
+
+        Too little memory is raised the first times, and the signature is as if it had not come yet.
+        """
         problem = "a replay of the CUDA graph returns other values"
         try:
             replay = _Replay(self._graphs, self._inner.run, arguments)
             if _same_bits(self._inner.run(copied(arguments)), replay(arguments)):
                 self._replays[signature] = replay
                 return replay
-        except Exception as error:  # noqa: BLE001 - torch may raise anything here
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._shortages[signature] += 1
+                if self._shortages[signature] < _MOST_SHORTAGES:
+                    self._seen.discard(signature)
+                    raise
             problem = f"{type(error).__name__}: {error}"[:300]
         self._refused.add(signature)
         if self._replays:

@@ -1,8 +1,21 @@
-"""Graph tracing: from a model and the wanted values to a graph that computes only those."""
+"""Graph tracing: from a model and the wanted values to a graph that computes only those.
+
+# Note: [Indices outside of a table]
+Eager raises an error for an index outside of a table, such as the id of a word beyond the vocabulary.
+OpenVINO (2026.4) returns zeros or another row. So a graph whose model looks rows up has another output:
+whether an index was outside. `OpenVinoRunner` then raises an error itself, and the eager pass decides. Where
+OpenVINO itself fails, as in `gather`, it may return the values of the pass before if it has one thread:
+models that take whole numbers and use such functions are not converted.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from trocar_server.engine.compiled.backends.recipe import Recipe
 from trocar_server.surgery import Collector, TapSession
@@ -12,7 +25,7 @@ _EXAMPLE_ROWS = 2  # from one row torch.export infers a constant batch size of o
 
 
 class _TracedModule(nn.Module):
-    """A model whose forward returns the values that a recipe wants.
+    """A model whose forward returns the values that a recipe wants, and whether an index was outside.
 
     The pass runs to its end, as torch.export cannot stop early. The graph afterwards has only operations
     that the wanted values depend on.
@@ -26,9 +39,13 @@ class _TracedModule(nn.Module):
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the pass."""
         collector = Collector(ends_pass=False)
-        with TapSession(self.model, self._recipe.targets, collector):
+        with (
+            TapSession(self.model, self._recipe.targets, collector),
+            _Lookups(collector, self._recipe) as lookups,
+        ):
             self.model(*arguments)
-        return tuple(_named(collector.values[name]) for name in self._recipe.names)
+        values = tuple(_named(collector.values[name]) for name in self._recipe.names)
+        return (*values, torch.stack(lookups.are_outside).any()) if lookups.are_outside else values
 
 
 def _named(value: torch.Tensor) -> torch.Tensor:
@@ -40,12 +57,89 @@ def _named(value: torch.Tensor) -> torch.Tensor:
     return value.logical_or(value) if value.dtype is torch.bool else value * 1
 
 
+class _Lookups(TorchFunctionMode):
+    """The lookups until the last wanted value, where an eager pass ends.
+
+    Attributes:
+        are_outside: For each, whether an index is outside of its table.
+    """
+
+    def __init__(self, collector: Collector, recipe: Recipe) -> None:
+        super().__init__()
+        self._collector = collector
+        self._takes_integers = not all(spec.dtype.is_floating_point for spec in recipe.arguments)
+        self.are_outside: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note a lookup, and call the function.
+
+        Raises:
+            ValueError: OpenVINO may fail on the indices; see Note: [Indices outside of a table].
+        """
+        if func in _FAILING and self._takes_integers:
+            raise ValueError(f"OpenVINO may fail on the indices of {func.__name__}")
+        lookups = _LOOKUPS.get(func)
+        if lookups is not None and self._collector.pending:
+            for indices, least, end in lookups(*args, **(kwargs or {})):
+                self.are_outside.append(((indices < least) | (indices >= end)).any())
+        return func(*args, **(kwargs or {}))
+
+
+_Lookup = tuple[torch.Tensor, int, int]
+"""Indices, the least valid one, and the one after the last valid one."""
+
+
+def _of_embedding(input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> Iterator[_Lookup]:
+    yield input, 0, weight.shape[0]
+
+
+def _along(input: torch.Tensor, dim: int, index: torch.Tensor, **_: Any) -> Iterator[_Lookup]:
+    yield index, 0, input.shape[dim]
+
+
+def _of_item(table: torch.Tensor, index: Any) -> Iterator[_Lookup]:
+    """Yield the integer tensors among the first indices, whose dimensions are known."""
+    for dim, part in enumerate(index if isinstance(index, tuple) else (index,)):
+        is_tensor = isinstance(part, torch.Tensor)
+        if not (isinstance(part, int | slice) or (is_tensor and part.dtype not in (torch.bool, torch.uint8))):
+            return
+        if is_tensor:
+            yield part, -table.shape[dim], table.shape[dim]
+
+
+_LOOKUPS: Mapping[Any, Callable[..., Iterator[_Lookup]]] = {
+    functional.embedding: _of_embedding,
+    torch.index_select: _along,
+    torch.Tensor.index_select: _along,
+    torch.Tensor.__getitem__: _of_item,
+}
+
+
+_FAILING = frozenset(
+    {
+        functional.embedding_bag,
+        torch.embedding_bag,
+        torch.gather,
+        torch.Tensor.gather,
+        torch.take,
+        torch.Tensor.take,
+        torch.take_along_dim,
+        torch.Tensor.take_along_dim,
+    }
+)
+
+
 def trace(model: nn.Module, recipe: Recipe) -> ExportedProgram:
     """Export a pass that computes the wanted values, for any batch size.
 
     Args:
         model: In eval mode; not changed, but hooked meanwhile.
         recipe: The values wanted.
+
+    Returns:
+        The program. It may have another output, see Note: [Indices outside of a table].
 
     Raises:
         Exception: Any error of torch.export on a model that it does not support.

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trocar_server.engine.compiled.backends.conversion import GRAPH_FILE
@@ -47,12 +48,25 @@ class OpenVinoRunner:
     def run(
         self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()
     ) -> Mapping[str, torch.Tensor]:
-        """Run one pass; the values are the caller's own."""
+        """Run one pass; the values are the caller's own.
+
+        Raises:
+            IndexError: An index is outside of its table; see Note: [Indices outside of a table].
+        """
         inputs = [argument.contiguous().numpy() for argument in arguments]
+        if not all(map(_fits, inputs)):
+            raise IndexError("a whole number needs more than 32 bits")
         found = self._request.infer(inputs, share_inputs=True, share_outputs=True)
+        if len(found) > len(self._names) and found[len(self._names)]:
+            raise IndexError("an index is out of range")
         # The request's output memory is overwritten by its next pass.
         values = [torch.from_numpy(found[index]).clone() for index in range(len(self._names))]
         return dict(zip(self._names, values, strict=True))
+
+
+def _fits(values: np.ndarray[Any, Any]) -> bool:
+    """Whether whole numbers stay what they are: OpenVINO (2026.4) keeps 32 of 64 bits on a CPU."""
+    return values.dtype != np.int64 or bool((values == values.astype(np.int32)).all())
 
 
 @cache

@@ -88,3 +88,29 @@ def test_failed_run_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
         file.append(batch(2, 0), batch_size=3, batch_name="a", metadata={})
     assert [entry.name for entry in tmp_path.iterdir()] == ["f.safetensors"]
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "f.safetensors"
+    path.touch()
+    path.chmod(mode)
+    write(path, [batch(2, 0)], 2)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_two_runs_to_one_file_do_not_share_what_is_unfinished(tmp_path: Path) -> None:
+    path, runs = tmp_path / "f.safetensors", [batch(2, 0), batch(2, 100)]
+    with FeatureFile(path, sample_count=2, is_one_batch=True) as first:
+        first.append(runs[0], batch_size=2, batch_name="a", metadata={})
+        write(path, [runs[1]], 2)
+        np.testing.assert_array_equal(load_file(path)["values"], runs[1]["values"])
+    np.testing.assert_array_equal(load_file(path)["values"], runs[0]["values"])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f.safetensors"]
+
+
+def test_a_folder_that_is_missing_is_told_by_the_files_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "f.safetensors"
+    with pytest.raises(FileNotFoundError) as caught:
+        write(path, [batch(2, 0)], 2)
+    assert caught.value.filename == str(path)

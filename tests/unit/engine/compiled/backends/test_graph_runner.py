@@ -192,6 +192,26 @@ def test_a_size_that_cannot_be_recorded_beside_one_that_is_runs_as_it_is(graphs:
     assert (runner.graph_count, graphs.capture_count) == (1, 2)
 
 
+def test_a_recording_without_memory_is_tried_again(graphs: TapeGraphs) -> None:
+    runner, model = runner_of(graphs), folding()
+    runner.run([batch()])
+    graphs.problem = "can't allocate memory"
+    with pytest.raises(RuntimeError, match="allocate"):
+        runner.run([batch()])
+    graphs.problem = ""
+    assert all(are_same(runner.run([batch()]), eager(model, WANTED, batch())) for _ in range(3))
+    assert (runner.graph_count, graphs.capture_count) == (1, 2)
+
+
+def test_a_recording_that_lacks_memory_three_times_is_none(graphs: TapeGraphs) -> None:
+    runner = runner_of(graphs)
+    graphs.problem = "can't allocate memory"
+    for error in (RuntimeError, RuntimeError, CannotRecordError):
+        runner.run([batch()])
+        with pytest.raises(error, match="allocate"):
+            runner.run([batch()])
+
+
 def test_a_recording_with_other_bits_is_not_used(graphs: TapeGraphs) -> None:
     runner, model = runner_of(graphs), folding()
     for _ in range(2):

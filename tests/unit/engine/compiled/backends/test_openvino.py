@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from torch import nn
 
-from tests.unit.engine.compiled.backends.nets import batch, folding, into, out, recipe
+from tests.unit.engine.compiled.backends.nets import batch, folding, into, out, recipe, seeded
 from tests.unit.engine.compiled.backends.test_torch_runner import eager
 from trocar_server.engine.compiled.backends.conversion import convert
 from trocar_server.engine.compiled.backends.graph_tracing import trace
 from trocar_server.engine.compiled.backends.openvino_runner import OpenVinoRunner
-from trocar_server.engine.compiled.backends.recipe import Recipe
+from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
 from trocar_server.engine.request.numerics import Numerics, worst_deviation
 from trocar_server.surgery import Target
 
@@ -80,3 +81,70 @@ def test_a_real_model_keeps_the_promise(tmp_path: Path) -> None:
     for numerics in (Numerics.FAST, Numerics.BF16):
         found = OpenVinoRunner(tmp_path, wanted, numerics, 1).run([value])
         assert worst_deviation(numerics, expected, found) < 1
+
+
+# --- Indices outside of a table -------------------------------------------------------------------
+
+
+class Table(nn.Module):
+    """Looks up rows for whole numbers, ten at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.fc = nn.Linear(4, 3)
+        self.late = nn.Embedding(3, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.fc(self.rows(x)), self.late(x)
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.embedding(x).mean(1)
+        return found
+
+
+class Indexed(Table):
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding.weight[x].mean(1)
+
+
+class IndexedByTuple(Table):
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding.weight[x[:, 0], :] + self.embedding.weight[x[:, 1], :]
+
+
+class Selected(Table):
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.embedding.weight.index_select(0, x.flatten())
+        return found.reshape(x.shape[0], -1, 4).mean(1)
+
+
+class Gathered(Table):
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding.weight.gather(0, x)
+
+
+IDS = Recipe((ArgumentSpec(torch.int64, (4,)),), (out("fc"),))
+
+
+@pytest.mark.parametrize("kind", [Table, Indexed, IndexedByTuple, Selected])
+def test_an_index_outside_of_a_table_is_an_error_as_in_the_eager_pass(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    model = seeded(kind)
+    convert(model, IDS, tmp_path)
+    runner = OpenVinoRunner(tmp_path, IDS, Numerics.FAST, 1)
+    for ids in ([9, 8, 7, 0], [3, 3, 10, 3], [10, 1, 1, 1], [1, -11, 1, 1], [-1, 1, 1, 1], [2**32 + 3] * 4):
+        given = torch.tensor([ids, [1, 2, 3, 4]])
+        try:
+            expected = eager(model, IDS, given)
+        except IndexError:
+            with pytest.raises(IndexError):
+                runner.run([given])
+        else:
+            assert worst_deviation(Numerics.FAST, expected, runner.run([given])) < 1
+
+
+def test_functions_in_which_openvino_fails_are_not_converted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the indices of gather"):
+        convert(seeded(Gathered), IDS, tmp_path)

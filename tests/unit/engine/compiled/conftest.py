@@ -1,0 +1,41 @@
+"""An engine without a server, which compiles at the first call whatever it gains."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.engine.compiled.backends.nets import Words
+from tests.unit.engine.compiled.variant_calls import SIDE, Chunks, Photos, Shifts, TokensFirst
+from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.compiled.backends.build_worker import Built, Job
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
+
+SHAPES = {Chunks: (3,), Photos: (3, SIDE, SIDE), Shifts: (3,), TokensFirst: (4, 3), Words: (4,)}
+
+
+async def _nothing_built(_: Job) -> Built:
+    return Built()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    """The engine; nothing is loaded."""
+    catalogue = Catalogue()
+    for kind, shape in SHAPES.items():
+        factory = f"{kind.__module__}:{kind.__qualname__}"
+        rules = PreprocessingSpec(resize=(SIDE,), crop=(SIDE,)) if kind is Photos else None
+        catalogue.add(
+            ModelSpec(kind.__name__.lower(), factory, "random:0", input_shape=shape, preprocessing=rules)
+        )
+    owner = DeviceThread(torch.device("cpu"))
+    owner.start()
+    config = EngineConfig(compile_after=1, min_gain=0.0, openvino=False)
+    found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
+    found.compiled.builder.build_apart = _nothing_built
+    yield found
+    await asyncio.to_thread(owner.stop)
