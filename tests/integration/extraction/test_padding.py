@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 import trocar
 from tests.support.models import text_models
@@ -282,3 +283,25 @@ def test_a_mask_that_the_caller_sends_is_that_of_objectives_as_well(client: Clie
     expected = np.zeros((2, 5, 16), np.float32)
     expected[[0, 1], [2, 4]] = 1
     np.testing.assert_array_equal(next(iter(found.values())), expected)
+
+
+def test_what_follows_a_decoder_has_the_decoders_padding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        d_model=16, num_layers=1, num_heads=4, d_ff=16, d_kv=4, vocab_size=30, decoder_start_token_id=0
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    ids = np.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, ::-1]}
+    encoder = ["encoder.embed_tokens", "encoder.final_layer_norm", '/out["encoder_last_hidden_state"]']
+    decoder = ["decoder.final_layer_norm", "lm_head", '/out["logits"]']
+    taps = [
+        trocar.tap(name, stats=["count"], over="channel", channel_dim=2, values=False)
+        for name in (*encoder, *decoder)
+    ]
+    models = {"t5": {"source": f"hf:{tmp_path}"}}
+    with running_server(models=models) as running, trocar.connect(running.address) as client:
+        found = client.extract("t5", inputs, taps).stats
+        assert [set(found[name].count.tolist()) for name in encoder] == [{10}] * 3
+        assert [set(found[name].count.tolist()) for name in decoder] == [{12}] * 3

@@ -287,7 +287,7 @@ def _score(
         raise ValueMissingError(missing)
     chosen = [values[target.name] for target in scoring.values]
     padding = Padding.of(keywords) if scoring.objective.has_reductions else NO_PADDING
-    masks = [padding.of_value(target.path, values[target.name]) for target in scoring.values]
+    masks = [padding.of_value(target.name, values[target.name]) for target in scoring.values]
     return objective_value(
         scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, masks
     )

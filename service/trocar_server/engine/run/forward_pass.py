@@ -300,7 +300,7 @@ def _reduced(
     tap = target.tap
     is_of_pass = target.target.kind == "module" and target.target.parameter is None
     is_masked = is_of_pass and not tap.includes_padding
-    mask = padding.of_value(target.target.path, value) if is_masked else None
+    mask = padding.of_value(target.target.name, value) if is_masked else None
     if not (tap.reductions or tap.cast):
         return Reduced(value, mask=mask if tap.channel_dim in (None, 2, -1) else None)
     own = operands[target.tap_index] if operands else ()

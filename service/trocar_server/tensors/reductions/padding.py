@@ -6,12 +6,13 @@
 # Note: [Padding]
 Statistics, pools, Gram matrices and a top-k leave padding out: a sample's numbers are then those that it has
 alone. A value has tokens where it is (batch, tokens, width) with the batch and the tokens of the mask. Values
-of a decoder that has inputs of its own have its mask, and those of a vision tower have none, whatever their
-shape. The sum, mean or norm of an objective is over all elements that its reductions leave, padding among
-them, as it is without reductions; only filling, which is no element of the value, does not count.
+of a decoder that has inputs of its own, and of what follows it, have its mask, and those of a vision tower
+have none, whatever their shape. The sum, mean or norm of an objective is over all elements that its
+reductions leave, padding among them, as it is without reductions; only filling, which is no element of the
+value, does not count.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,15 +40,13 @@ class Padding:
         return cls(
             _mask_of(keywords.get("attention_mask")),
             _mask_of(keywords.get("decoder_attention_mask")),
-            has_own_decoder(keywords),
+            any(name.startswith("decoder_") for name in keywords),
         )
 
-    def of_value(self, path: str, value: torch.Tensor) -> torch.Tensor | None:
+    def of_value(self, selector: str, value: torch.Tensor) -> torch.Tensor | None:
         """Return the mask of a module's value; None where it has no tokens, or no padding."""
-        names = path.split(".")
-        is_decoder = self.has_decoder and any("decoder" in name for name in names)
-        mask = self.decoder_mask if is_decoder else self.mask
-        if mask is None or value.ndim != _TOKEN_RANK or any("vision" in name for name in names):
+        mask = self.decoder_mask if self.has_decoder and _is_of_decoder(selector) else self.mask
+        if mask is None or value.ndim != _TOKEN_RANK or "vision" in selector:
             return None
         return mask if value.shape[:2] == mask.shape else None
 
@@ -55,9 +54,10 @@ class Padding:
 NO_PADDING = Padding()
 
 
-def has_own_decoder(keywords: Iterable[str]) -> bool:
-    """Whether the keyword arguments of a forward include inputs of a decoder."""
-    return any(name.startswith("decoder_") for name in keywords)
+def _is_of_decoder(selector: str) -> bool:
+    """Whether a value is of the decoder, by its names, or of what comes after it: a head, the output."""
+    is_of_encoder = "encoder" in selector or selector.partition("/")[2].startswith("in")
+    return "decoder" in selector or not is_of_encoder
 
 
 def _mask_of(argument: object) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.losses import LOSSES, kl_div_of_logits, number_dtype
-from trocar_server.tensors.reductions.padding import has_own_decoder
+from trocar_server.tensors.reductions.padding import Padding
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
@@ -206,13 +206,11 @@ def _rows(
     value: Tensor, target: Tensor, arguments: Mapping[str, Any], selector: str = ""
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
-    is_encoder = "encoder" in selector and "decoder" not in selector
-    is_decoder = has_own_decoder(arguments) and not is_encoder
-    mask = arguments.get("decoder_attention_mask" if is_decoder else "attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == value.shape[:2]:
-        counts = mask.to(value.device) != 0
-        return value[counts], target[counts]
-    return value.flatten(0, 1), target.flatten(0, 1)
+    mask = Padding.of(arguments).of_value(selector, value)
+    if mask is None:
+        return value.flatten(0, 1), target.flatten(0, 1)
+    counts = mask.to(value.device)
+    return value[counts], target[counts]
 
 
 def _computed(spec: LossSpec, value: Tensor, target: Tensor) -> Tensor:
