@@ -240,7 +240,9 @@ def deployed() -> ServerConfig:
             ErrorReason.INVALID_ARGUMENT,
             "Trocar is not deployed on this cluster; `trocar serve --ray ADDRESS --config FILE` does it",
         )
-    return ServerConfig(**spec["config"])
+    # Variables of whoever deployed it are among its settings; those of whoever asks are not to be.
+    settings = {**spec["config"], "_env_prefix": "TROCAR_OF_NOBODY_"}
+    return ServerConfig(**settings)
 
 
 def stop() -> None:

@@ -212,6 +212,21 @@ def test_a_deployment_keeps_what_was_set_and_what_was_not(
     )
 
 
+def test_a_deployment_is_read_without_the_variables_of_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trocar_server.cluster import deploying
+
+    monkeypatch.setenv("TROCAR_GRACE_S", "7")
+    config = ServerConfig(models={"resnet18": ModelConfig()})
+    stored = {"config": config.model_dump(mode="json", exclude_unset=True)}
+    directory = SimpleNamespace(spec=SimpleNamespace(remote=lambda: stored))
+    monkeypatch.setattr(deploying, "open_directory", lambda: directory)
+    monkeypatch.setattr(ray, "get", lambda reference: reference)
+    monkeypatch.setenv("TROCAR_GRACE_S", "8")
+    monkeypatch.setenv("TROCAR_THREADS", "2")
+    monkeypatch.setenv("TROCAR_LIMITS__MAX_BATCH", "3")
+    assert deploying.deployed() == config
+
+
 def test_a_deployment_without_folders_keeps_those_of_whoever_deployed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
