@@ -287,9 +287,7 @@ def test_a_mask_that_the_caller_sends_is_that_of_objectives_as_well(client: Clie
 
 def test_what_follows_a_decoder_has_the_decoders_padding(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        d_model=16, num_layers=1, num_heads=4, d_ff=16, d_kv=4, vocab_size=30, decoder_start_token_id=0
-    )
+    config = transformers.T5Config(d_model=16, num_layers=1, num_heads=4, d_ff=16, d_kv=4, vocab_size=30)
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     ids = np.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
     mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
