@@ -25,7 +25,7 @@ import numpy as np
 import trocar
 from benchmarks.measuring import Effort, in_turns, takes, timed
 from benchmarks.report import Figure, Row, Table, row
-from benchmarks.sections.transport_costs import empty_call_row, memory_rows, small_row
+from benchmarks.sections.transport_costs import begin, empty_call_row, memory_rows, small_row
 from benchmarks.sections.transport_peers import Way, peers
 from benchmarks.served import served
 
@@ -69,8 +69,7 @@ def hosted(*options: str) -> Iterator[Way]:
         served([], *options, config=blobs()) as server,
         trocar.connect(server.address, timeout_s=600) as client,
     ):
-        for array in (small, small[:, :2]):  # a second size makes the server import torch's compiler
-            client.extract("blob1", array, ["corner"])
+        begin(client)
         server.settled_memory_bytes()
 
         def fetch(count: int) -> object:

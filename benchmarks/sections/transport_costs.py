@@ -22,6 +22,13 @@ _MIB = 103
 _PAYLOAD = _MIB << 20
 
 
+def begin(client: trocar.Client) -> None:
+    """Make the first calls: a second size of inputs makes the server import torch's compiler."""
+    small = np.zeros((1, 4), np.float32)
+    for array in (small, small[:, :2]):
+        client.extract("blob1", array, ["corner"])
+
+
 def small_row(client: trocar.Client, effort: Effort) -> Row:
     """Compare a statistics-only reply with the empty call of the same channel."""
     small = np.zeros((1, 4), np.float32)
@@ -108,8 +115,7 @@ def _transfer(address: str, direction: str, pipe: Connection) -> None:
     small = np.zeros((1, 4), np.float32)
     array = np.ones((1, _PAYLOAD // 4), np.float32)
     with trocar.connect(address, timeout_s=600) as client:
-        for one in (small, small[:, :2]):  # a second size makes the server import torch's compiler
-            client.extract("blob1", one, ["corner"])
+        begin(client)
         pipe.send("ready")
         pipe.recv()
         before = memory_bytes(os.getpid())

@@ -56,10 +56,14 @@ def _xdg(variable: str, otherwise: str) -> Path:
     return given if given.is_absolute() else Path(otherwise).expanduser()
 
 
-class Limits(BaseModel):
-    """Limits of a call. All are finite."""
+class Table(BaseModel):
+    """A table of the configuration. It is not changed once it is read, and has no other keys than these."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limits(Table):
+    """Limits of a call. All are finite."""
 
     max_request_bytes: ByteCount = Field(default=1 << 30, ge=1 << 10)
     """Bytes of inputs in one call."""
@@ -117,10 +121,8 @@ class Limits(BaseModel):
     """Memory of the reply cache in bytes; 0 disables it."""
 
 
-class PreprocessingConfig(BaseModel):
+class PreprocessingConfig(Table):
     """What to do to images of a custom model; the order is resize, crop, scale to [0, 1], normalise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     resize: tuple[int, ...] = ()
     """Size of the shorter side, or (height, width), in pixels. Empty: no resize."""
@@ -134,10 +136,8 @@ class PreprocessingConfig(BaseModel):
     """`nearest`, `bilinear` or `bicubic`."""
 
 
-class InputConfig(BaseModel):
+class InputConfig(Table):
     """One named input of a model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtype: str = "float32"
     """A torch dtype such as `int64`; or `int` or `str` for what is no tensor."""
@@ -151,10 +151,8 @@ class InputConfig(BaseModel):
     """Sizes of named dimensions in the example input; 8 where not given."""
 
 
-class WarmVariantConfig(BaseModel):
+class WarmVariantConfig(Table):
     """One compiled variant that is built, or restored, before its model counts as loaded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     taps: tuple[str, ...] = Field(min_length=1)
     """Selectors of the values, as calls write them, without reductions and statistics."""
@@ -162,10 +160,8 @@ class WarmVariantConfig(BaseModel):
     """The numerics that calls ask for."""
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Table):
     """One model of the catalogue."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     architecture: str = ""
     """A torchvision model name. The model's id when neither this nor `factory` is given."""
@@ -210,10 +206,8 @@ PINNED_BYTES = 512 << 20
 """Of page-locked host memory, where the configuration does not say otherwise."""
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(Table):
     """Execution of passes that change nothing; see `Numerics`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     numerics: Literal["exact", "fast", "bf16"] = "exact"
     """Default numerics of callers: `exact`, `fast` or `bf16`. A model's own setting wins."""
@@ -239,10 +233,8 @@ class EngineConfig(BaseModel):
     """The longest time that a group of calls may be expected to take, in seconds."""
 
 
-class ImagesConfig(BaseModel):
+class ImagesConfig(Table):
     """Conversion of encoded images to RGB with 8 bits per value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     orient: bool = True
     """Whether images are turned and mirrored as their EXIF data says."""
@@ -250,20 +242,16 @@ class ImagesConfig(BaseModel):
     """Whether 16 bits of grey become 8 by value / 257, rounded; without, all values over 255 become 255."""
 
 
-class DatasetConfig(BaseModel):
+class DatasetConfig(Table):
     """A data set of the operator, which every caller can train on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path
     """A folder with one folder for each class, of JPEG, PNG or WebP files, of WAV or FLAC files, or of texts
     (`.txt`). A relative one is looked up beside the config file."""
 
 
-class PlacementConfig(BaseModel):
+class PlacementConfig(Table):
     """Replicas of one model on a Ray cluster: how many, and what each takes of its node."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_replicas: int = Field(default=1, ge=1)
     """Replicas without any load."""
@@ -287,10 +275,8 @@ class PlacementConfig(BaseModel):
         return max(self.min_replicas, self.max_replicas or 0)
 
 
-class ClusterConfig(BaseModel):
+class ClusterConfig(Table):
     """Settings of `trocar serve --ray`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     models: dict[str, PlacementConfig] = {}
     """Placement by model id; a model that is not listed has one replica with one CPU."""
@@ -313,10 +299,8 @@ class ClusterConfig(BaseModel):
     """Seconds for which too little work has to wait before a replica is removed."""
 
 
-class PageConfig(BaseModel):
+class PageConfig(Table):
     """The web page of the server, in a process and on a port of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = False
     """Whether the page is served."""
@@ -446,20 +430,7 @@ def _problem(error: ErrorDetails) -> str:
 
 
 def _setting_names() -> set[str]:
-    kinds: tuple[type[BaseModel], ...] = (
-        ServerConfig,
-        EngineConfig,
-        Limits,
-        ModelConfig,
-        PreprocessingConfig,
-        WarmVariantConfig,
-        InputConfig,
-        ImagesConfig,
-        DatasetConfig,
-        PageConfig,
-        ClusterConfig,
-        PlacementConfig,
-    )
+    kinds: list[type[BaseModel]] = [ServerConfig, *Table.__subclasses__()]
     return {name for kind in kinds for name in kind.model_fields}
 
 

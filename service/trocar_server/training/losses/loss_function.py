@@ -203,7 +203,7 @@ def _taught(spec: LossSpec, value: Tensor, taught: Tensor) -> Tensor:
 
 
 def _rows(
-    value: Tensor, target: Tensor, arguments: Mapping[str, Any], selector: str = ""
+    value: Tensor, target: Tensor, arguments: Mapping[str, Any], selector: str
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
     mask = Padding.of(arguments).of_value(selector, value)
