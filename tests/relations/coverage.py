@@ -1,0 +1,62 @@
+"""Which pairs of fields, families and relations were drawn with values that can show a difference."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import combinations
+
+from tests.relations.fields import every_field
+from tests.relations.relations import Outcome
+
+
+class Coverage:
+    """Counts outcomes whose replies had finite values that are not all the same."""
+
+    def __init__(self) -> None:
+        self.fields: defaultdict[str, int] = defaultdict(int)
+        self._by_family: set[tuple[str, str]] = set()
+        self._by_relation: set[tuple[str, str]] = set()
+        self._pairs: set[tuple[str, str]] = set()
+        self._ran: set[tuple[str, str]] = set()
+        self._families: set[str] = set()
+        self._relations: set[str] = set()
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one outcome."""
+        self._families.add(outcome.family)
+        self._relations.add(outcome.relation)
+        fields = outcome.fields
+        if not fields:
+            return
+        self._ran.add((outcome.family, outcome.relation))
+        for field in fields:
+            self.fields[field] += 1
+            self._by_family.add((field, outcome.family))
+            self._by_relation.add((field, outcome.relation))
+        self._pairs.update(combinations(sorted(fields), 2))
+
+    def shares(self) -> dict[str, float]:
+        """Return the shares of pairs that were drawn, of those of fields that were drawn at all."""
+        fields, families, relations = len(self.fields), len(self._families), len(self._relations)
+        return {
+            "fields": fields / len(every_field()),
+            "families x relations": len(self._ran) / max(1, families * relations),
+            "fields x families": len(self._by_family) / max(1, fields * families),
+            "fields x relations": len(self._by_relation) / max(1, fields * relations),
+            "fields x fields": len(self._pairs) / max(1, fields * (fields - 1) // 2),
+        }
+
+    def missing(self) -> list[str]:
+        """Return the fields that were never drawn with such values."""
+        return sorted(every_field() - self.fields.keys())
+
+    def table(self) -> str:
+        """Return the shares as lines."""
+        return "\n".join(f"{name:22} {share:6.1%}" for name, share in self.shares().items())
+
+
+def covered(outcomes: Iterable[Outcome]) -> Coverage:
+    """Count outcomes."""
+    coverage = Coverage()
+    for outcome in outcomes:
+        coverage.add(outcome)
+    return coverage

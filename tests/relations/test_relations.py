@@ -1,0 +1,65 @@
+"""Random requests on many families: whatever is asked in two ways has one answer.
+
+    TROCAR_RELATIONS=20 TROCAR_RELATIONS_SEED=7 pytest tests/relations -s
+
+draws 20 cases for each family and relation; without it a small share of the families, with a seed that stays.
+A failure names its case: `replay("order", "bert", 7, 3)` of a shell does it again.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+
+from tests.relations import relations
+from tests.relations.coverage import Coverage
+from tests.relations.families import FAMILIES
+from tests.relations.hosting import Hosts, hosted
+from tests.relations.known import unexpected
+from tests.relations.relations import Outcome
+
+COUNT = int(os.environ.get("TROCAR_RELATIONS", "0"))
+SEED = int(os.environ.get("TROCAR_RELATIONS_SEED", "0"))
+SMALL = (
+    *("time-first-gru", "last-state", "masked-encoder", "equal-towers", "tuple", "swin", "bert", "llama"),
+    *("t5", "flava"),
+)
+"""The families of a usual run."""
+CASES = COUNT or 3
+RELATIONS: dict[str, Callable[..., Outcome]] = {
+    "alone": relations.alone,
+    "order": relations.order,
+    "company": relations.company,
+}
+NAMES = tuple(FAMILIES) if COUNT else SMALL
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with hosted(NAMES) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def coverage() -> Coverage:
+    return Coverage()
+
+
+def replay(relation: str, family: str, seed: int, number: int) -> Outcome:
+    """Do one case again."""
+    with hosted([family]) as running:
+        return RELATIONS[relation](running, family, Random(f"{seed} {relation} {family} {number}"))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("family", NAMES)
+def test_two_ways_have_one_answer(hosts: Hosts, coverage: Coverage, family: str, relation: str) -> None:
+    wrong = []
+    for number in range(CASES):
+        outcome = RELATIONS[relation](hosts, family, Random(f"{SEED} {relation} {family} {number}"))
+        coverage.add(outcome)
+        texts = [str(each) for each in unexpected(relation, family, outcome.comparison.differences)]
+        if texts:
+            wrong.append((f'replay("{relation}", "{family}", {SEED}, {number})', texts))
+    assert not wrong
