@@ -389,7 +389,7 @@ class WatchFitRequest(_message.Message):
     trainer_id: _builtins.str
     """The id of the trainer. Required."""
     event_number: _builtins.int
-    """The number of the first requested event; the first one of the newest fit when unset."""
+    """The number of the first requested event, at least 0; the first one of the newest fit when unset."""
     def __init__(
         self,
         *,

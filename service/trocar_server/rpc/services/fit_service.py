@@ -40,6 +40,8 @@ class FitService(fit_pb2_grpc.FitServiceServicer):
     ) -> None:
         """Stream events until the fit has ended."""
         number = request.event_number if request.HasField("event_number") else None
+        if number is not None and number < 0:
+            raise invalid("event_number", f"{number}; events are numbered from 0")
         async for event in self._fits.watch(principal_of(context), request.trainer_id, number):
             await send(context, [pb.WatchFitResponse(event=_message(event))], self._stall_timeout_s)
 

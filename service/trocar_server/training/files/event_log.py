@@ -129,18 +129,22 @@ class EventLog:
     async def watch(self, number: int) -> AsyncIterator[LoggedEvent]:
         """Yield events from a number on, up to the one that ends its fit, or until the log is closed.
 
+        Args:
+            number: Of the first event; events that are not kept any more, or never were, are left out.
+
         Raises:
             ServiceError: As given to `close`.
         """
         while True:
             async with self._changed:
-                while self._next_number <= number and not self._is_closed:
+                # At least the first number that is kept: below it a round would neither wait nor yield.
+                while self._next_number <= (number := max(number, self.first_number)) and not self._is_closed:
                     await self._changed.wait()
             if self._next_number <= number:
                 if self._why_closed is not None:
                     raise self._why_closed.with_traceback(None)
                 return
-            for event in self._events[max(number - self.first_number, 0) :]:
+            for event in self._events[number - self.first_number :]:
                 yield event
                 number = event.number + 1
                 if event.kind in LAST_KINDS:

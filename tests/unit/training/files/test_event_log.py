@@ -172,3 +172,24 @@ async def test_a_log_that_is_gone_goes_on_behind_what_was_promised(tmp_path: Pat
     await log.add([event("started")])
     assert (log.first_number, log.newest_fit_number) == (20, 20)
     assert reopened(tmp_path / "log.jsonl").since(0) == log.since(0)
+
+
+@pytest.mark.parametrize("number", [-1, -(1 << 63), 0, 4])
+async def test_a_watch_from_a_number_that_is_not_kept_lets_others_run(tmp_path: Path, number: int) -> None:
+    """Of an empty log, and of one whose events before a number were lost."""
+    for first in (0, 5):
+        log = EventLog(tmp_path / f"{first}.jsonl")
+        log.skip_to(first)
+        watching = asyncio.create_task(numbers_from(log, number))
+        await asyncio.sleep(0)
+        await log.add([event("started"), event("finished")])
+        expected = [first, first + 1]
+        if number > first:
+            assert not watching.done()
+            await log.close()
+            expected = []
+        assert await watching == expected
+
+
+async def numbers_from(log: EventLog, number: int) -> list[int]:
+    return [found.number async for found in log.watch(number)]
