@@ -97,7 +97,8 @@ class AsyncExtraction:
                 (float32, a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the
                 model's default when None. Until the server has a faster variant ready, and always with edits,
                 gradients and `start_at`, the pass is exact; `maps.execution` reports the numerics used.
-            merge: Whether the batch may be merged with those of other calls; exact calls are never merged.
+            merge: Whether the batch may be merged with those of other calls, where the operator's setting of
+                the model allows it; exact calls are never merged.
             cache: Whether the reply may come from the server's feature cache, if it has one. When None, the
                 setting of the connection.
             priority: "low", "normal" or "high": the order among your own calls.

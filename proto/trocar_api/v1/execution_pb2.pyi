@@ -93,7 +93,8 @@ class Execution(_message.Message):
     """
     merge: _builtins.bool
     """Whether the batch may be run together with those of other calls, which changes the last bits, so
-    never with `NUMERICS_EXACT`. True when unset.
+    never with `NUMERICS_EXACT`. True when unset. The model's setting `merge` decides whose calls these may be;
+    by default nobody's.
     """
     cache: _builtins.bool
     """Whether the server's feature cache may be read and written. True when unset; without effect

@@ -9,7 +9,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
 from trocar_server.models import ModelSpec, PreprocessingSpec, default_categories, named_model
-from trocar_server.models.spec import WarmVariant
+from trocar_server.models.spec import Merge, WarmVariant
 from trocar_server.training.datasets import ListedFolder, listed_folders
 
 _TORCHVISION = "torchvision:"
@@ -59,6 +59,7 @@ def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | 
         inputs={name: given.model_dump(exclude_unset=True) for name, given in config.inputs.items()},
         processor_folder=config.processor,
         warm_variants=tuple(WarmVariant(wanted.taps, wanted.numerics) for wanted in config.warm_variants),
+        merge=Merge(config.merge),
     )
 
 

@@ -48,6 +48,22 @@ class WeightsKind(StrEnum):
     """The path of a `.safetensors` file."""
 
 
+@unique
+class Merge(StrEnum):
+    """Whose calls may share a compiled pass of a model.
+
+    The rows of a shared pass belong to several calls, and no trial proves that a model keeps them apart. So
+    this is the operator's choice.
+    """
+
+    OFF = "off"
+    """Every call runs alone."""
+    CALLER = "caller"
+    """Calls of one principal may; those without a token or certificate run alone."""
+    EVERYBODY = "everybody"
+    """All calls may."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreprocessingSpec:
     """Preprocessing of a custom model's images, in torchvision's order: resize, crop, scale, normalise.
@@ -163,6 +179,8 @@ class ModelSpec:
     """Folder with the files of its tokenizer or feature extractor. None: that of its source, if any."""
     warm_variants: tuple[WarmVariant, ...] = ()
     """Compiled variants that are ready before the first call, for inputs of the example's shape."""
+    merge: Merge = Merge.OFF
+    """Whose calls may share a compiled pass."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""

@@ -30,7 +30,7 @@ ENGINE = {"compile_after": 1, "min_gain": 0.0, "kept_variants_bytes": 0}
 def fast_server() -> Iterator[RunningServer]:
     """A server that builds at the first call, and takes what is not faster, too."""
     models = {
-        "plain": custom(Plain, (3, 8, 8)),
+        "plain": custom(Plain, (3, 8, 8), merge="everybody"),
         "dependent": custom(DataDependent),
         "structured": custom(Structured),
         "loose": custom(Plain, (3, 8, 8), numerics="bf16"),

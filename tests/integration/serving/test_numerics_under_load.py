@@ -55,7 +55,8 @@ ASKS = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(models={"plain": custom(Plain, (3, 8, 8))}, device="cpu", engine=ENGINE) as server:
+    models = {"plain": custom(Plain, (3, 8, 8), merge="everybody")}
+    with running_server(models=models, device="cpu", engine=ENGINE) as server:
         build_here(server)
         yield server
 

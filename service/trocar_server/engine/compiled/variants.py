@@ -46,6 +46,7 @@ from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.merge_group import merge_group
 from trocar_server.engine.schedule.merging import MergingQueue
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import current_flow
@@ -165,7 +166,7 @@ class CompiledVariants:
         deadline: float | None,
         statistics: StreamStatistics | None,
     ) -> Extraction:
-        """Run one call on a ready variant, merged with others where that is faster.
+        """Run one call on a ready variant, merged with others where that is allowed and faster.
 
         Raises:
             NotCompiledError: It has to run eagerly instead.
@@ -177,10 +178,9 @@ class CompiledVariants:
         plan = prepared.plan
         try:
             execution = plan.execution
-            # Another batch size has other last bits.
-            may_merge = execution.merge and variant.numerics is not Numerics.EXACT
+            group = merge_group(variant.deployment.hosted.spec.merge, execution, variant.numerics)
             found = await variant.queue.submit(
-                call, rows_of(plan), may_merge=may_merge, priority=execution.priority, deadline=deadline
+                call, rows_of(plan), group=group, priority=execution.priority, deadline=deadline
             )
             checked = prepared.checked
             is_exact = variant.numerics is Numerics.EXACT

@@ -188,7 +188,7 @@ class Execution:
 
     Attributes:
         numerics: The loosest that the caller accepts; the model's default when None.
-        merge: Whether its batch may be merged with those of other calls.
+        merge: Whether its batch may be merged with those of other calls; see `merge_group`.
         cache: Whether the reply may be read from and written to the feature cache.
         priority: Order among the caller's own calls.
     """

@@ -102,21 +102,22 @@ class FairQueue(Generic[Item]):
         self._add(own, 1, cost)
         return ticket
 
-    def head(self) -> Item | None:
-        """Return the next item without removing it; None where the queue is empty."""
-        if not self.count:
+    def head(self, flow: str | None = None) -> Item | None:
+        """Return the next item, or the next one of a flow, without removing it; None where there is none."""
+        if not (self.count if flow is None else self.count_of(flow)):
             return None
-        return next(iter(self._turn().first().values()))[1]
+        own = self._turn() if flow is None else self.circle[flow]
+        return next(iter(own.first().values()))[1]
 
-    def pop(self) -> Item:
-        """Remove and return the next item.
+    def pop(self, flow: str | None = None) -> Item:
+        """Remove and return the next item, or that of a flow out of turn, which is paid for later.
 
         Raises:
-            IndexError: The queue is empty.
+            IndexError: The queue is empty, or the flow has no item.
         """
-        if not self.count:
+        if not (self.count if flow is None else self.count_of(flow)):
             raise IndexError("the queue is empty")
-        own = self._turn()
+        own = self._turn() if flow is None else self.circle[flow]
         _, (ticket, item) = own.first().popitem(last=False)
         self._add(own, -1, -ticket.cost)
         own.credit -= ticket.cost

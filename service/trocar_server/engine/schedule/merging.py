@@ -1,6 +1,7 @@
 """Merging: calls of one compiled pass run in groups; calls that arrive during a group form the next one.
 
-Calls never wait for a group to fill: a call that finds an empty queue runs at once, alone.
+Calls never wait for a group to fill: a call that finds an empty queue runs at once, alone. Which calls may
+share a group is decided by `merge_group`.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from trocar_server.engine.request.priority import Priority
 from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.engine.schedule.fair_queue import FairQueue, Ticket
 from trocar_server.engine.schedule.lease import patience
+from trocar_server.engine.schedule.merge_group import MergeGroup
 from trocar_server.errors import ServiceError, busy
 from trocar_server.models import current_flow, set_flow
 
@@ -27,14 +29,14 @@ class QueuedCall(Generic[Call, Result]):
     Attributes:
         call: What the group's run takes.
         rows: The samples of its batch.
-        may_merge: Whether it may be merged with others.
+        group: The calls that it may be merged with; None for a call that runs alone.
         flow: The flow that is charged.
         done: Future of its result.
     """
 
     call: Call
     rows: int
-    may_merge: bool
+    group: MergeGroup | None
     flow: str
     done: "asyncio.Future[Result]"
 
@@ -90,7 +92,7 @@ class MergingQueue(Generic[Call, Result]):
         call: Call,
         rows: int,
         *,
-        may_merge: bool,
+        group: MergeGroup | None,
         priority: Priority = Priority.NORMAL,
         deadline: float | None = None,
     ) -> Result:
@@ -99,7 +101,7 @@ class MergingQueue(Generic[Call, Result]):
         Args:
             call: The call.
             rows: The samples of its batch.
-            may_merge: Whether it may be merged with others.
+            group: The calls that it may be merged with; None to run it alone.
             priority: Order among the flow's own calls.
             deadline: The call's, as a time of `time.monotonic()` in seconds; None waits without limit.
 
@@ -112,7 +114,7 @@ class MergingQueue(Generic[Call, Result]):
         self._refuse_late(flow, rows, priority, patience_s)
         self._make_room(flow)
         loop = asyncio.get_running_loop()
-        turn: QueuedCall[Call, Result] = QueuedCall(call, rows, may_merge, flow, loop.create_future())
+        turn: QueuedCall[Call, Result] = QueuedCall(call, rows, group, flow, loop.create_future())
         ticket = self._waiting.push(turn, flow, max(rows, 1), priority)
         timer = None
         if self._running is None:
@@ -203,16 +205,21 @@ class MergingQueue(Generic[Call, Result]):
             self._waiting.quantum = self._waiting.cost / len(self._waiting)
         else:
             self._waiting.forget()
-        while (turn := self._waiting.head()) is not None:
+        flow = None
+        while (turn := self._waiting.head(flow)) is not None:
             if turn.done.done():  # cancelled while waiting
-                self._waiting.pop()
+                self._waiting.pop(flow)
                 continue
-            is_first = not group
-            joins = not is_first and turn.may_merge and group[0].may_merge and rows + turn.rows <= most
-            if not (is_first or joins):
+            if group and (turn.group != group[0].group or rows + turn.rows > most):
                 break
-            group.append(self._waiting.pop())
+            group.append(self._waiting.pop(flow))
             rows += turn.rows
+            if turn.group is None:
+                break
+            if turn.group.principal is not None:
+                flow = (
+                    turn.flow
+                )  # whose calls join out of turn, at their cost, or callers who alternate never merge
         return group
 
 

@@ -12,7 +12,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, ModelSpec, PreprocessingSpec
 from trocar_server.models.architectures import named_weights
 from trocar_server.models.from_source import TORCH_DTYPES
-from trocar_server.models.spec import Rebuilding
+from trocar_server.models.spec import Merge, Rebuilding
 from trocar_server.storage.sealed_record import Record
 from trocar_server.training.model.heads import HeadReplacement, ReplaceHead
 from trocar_server.training.spec.trainer_spec import HeadSpec
@@ -45,6 +45,8 @@ class BaseRecord(Record):
     """Whether its inputs are known by name, so that `input_shape` does not count."""
     processor: str = ""
     """Path of the `processor_folder` of `ModelSpec`; empty for that of its source, if any."""
+    merge: Merge = Merge.OFF
+    """As in `ModelSpec`."""
 
 
 class PublishedModel(Record):
@@ -100,6 +102,7 @@ def describe_base(base: HostedModel) -> BaseRecord:
         inputs={name: dict(settings) for name, settings in spec.inputs.items()},
         has_named_inputs=base.known_signature is not None,
         processor=str(spec.processor_folder.absolute()) if spec.processor_folder else "",
+        merge=spec.merge,
     )
 
 
@@ -135,6 +138,7 @@ def model_spec(model: PublishedModel, weights: Path, replace_head: ReplaceHead) 
         dtype=base.dtype,
         inputs=base.inputs,
         processor_folder=Path(base.processor) if base.processor else None,
+        merge=base.merge,
         rebuilding=Rebuilding(base.built_as, model.sha256, HeadReplacement(replace_head, model.heads)),
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from trocar_server.engine.compiled.backends.build_worker import Built, Job
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
+from trocar_server.models.spec import Merge
 
 SHAPES = {Chunks: (3,), Photos: (3, SIDE, SIDE), Shifts: (3,), TokensFirst: (4, 3), Words: (4,)}
 
@@ -29,9 +31,8 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     for kind, shape in SHAPES.items():
         factory = f"{kind.__module__}:{kind.__qualname__}"
         rules = PreprocessingSpec(resize=(SIDE,), crop=(SIDE,)) if kind is Photos else None
-        catalogue.add(
-            ModelSpec(kind.__name__.lower(), factory, "random:0", input_shape=shape, preprocessing=rules)
-        )
+        given: dict[str, Any] = {"input_shape": shape, "preprocessing": rules, "merge": Merge.EVERYBODY}
+        catalogue.add(ModelSpec(kind.__name__.lower(), factory, "random:0", **given))
     owner = DeviceThread(torch.device("cpu"))
     owner.start()
     config = EngineConfig(compile_after=1, min_gain=0.0, openvino=False)

@@ -253,3 +253,17 @@ class _OneByOne:
             self._circle.append(self._circle.pop(0))
             if self._credit[flow] <= 1e-9 * self._quantum:
                 self._credit[flow] += self._quantum
+
+
+def test_an_item_out_of_turn_is_paid_for_later() -> None:
+    queue = line()
+    for number in range(4):
+        queue.push(f"a{number}", "a", 1.0)
+        queue.push(f"b{number}", "b", 1.0)
+    assert [queue.head("b"), queue.pop("b"), queue.pop("b")] == ["b0", "b0", "b1"]
+    rest = drained(queue)
+    assert rest.index("b2") >= 2  # the other flow has had as many by then
+    assert [item for item in rest if item.startswith("b")] == ["b2", "b3"]
+    assert queue.head("b") is None
+    with pytest.raises(IndexError):
+        queue.pop("b")

@@ -10,9 +10,12 @@ import pytest
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.priority import Priority
+from trocar_server.engine.schedule.merge_group import MergeGroup
 from trocar_server.engine.schedule.merging import MergingQueue
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow, set_flow
+
+TOGETHER = MergeGroup(None)
 
 
 class Held:
@@ -31,10 +34,10 @@ class Held:
         return [KeyError(work) if work.startswith("bad") else work.upper() for work in group]
 
     def submit(
-        self, work: str, rows: int = 1, *, may_merge: bool = True, timeout_s: float | None = None
+        self, work: str, rows: int = 1, *, group: MergeGroup | None = TOGETHER, timeout_s: float | None = None
     ) -> "asyncio.Task[str]":
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return asyncio.create_task(self.queue.submit(work, rows, may_merge=may_merge, deadline=deadline))
+        return asyncio.create_task(self.queue.submit(work, rows, group=group, deadline=deadline))
 
 
 async def begun(held: Held, *works: str) -> "list[asyncio.Task[str]]":
@@ -97,7 +100,7 @@ async def test_who_refuses_company_runs_alone_and_in_turn() -> None:
     held = Held()
     first = held.submit("first")
     await held.has_begun.wait()
-    rest = [held.submit("a"), held.submit("alone", may_merge=False), held.submit("b"), held.submit("c")]
+    rest = [held.submit("a"), held.submit("alone", group=None), held.submit("b"), held.submit("c")]
     await asyncio.sleep(0)
     release(held)
     await asyncio.gather(first, *rest)
@@ -125,8 +128,8 @@ async def test_a_group_that_fails_fails_for_each_and_the_next_one_runs() -> None
 
     queue: MergingQueue[str, str] = MergingQueue(run, lambda: 8, 8)
     with pytest.raises(ValueError, match="broken"):
-        await queue.submit("a", 1, may_merge=True)
-    assert await queue.submit("b", 1, may_merge=True) == "b"
+        await queue.submit("a", 1, group=TOGETHER)
+    assert await queue.submit("b", 1, group=TOGETHER) == "b"
 
 
 async def test_a_call_that_is_cancelled_in_line_is_not_run() -> None:
@@ -201,10 +204,12 @@ async def test_what_runs_and_waits_is_counted() -> None:
     assert (held.queue.waiting_count, held.queue.waiting_counts(), held.queue.pending_s) == (0, {}, 0.0)
 
 
-def in_flow(held: Held, flow: str, work: str, **options: Any) -> "asyncio.Task[str]":
+def in_flow(
+    held: Held, flow: str, work: str, *, group: MergeGroup | None = None, **options: Any
+) -> "asyncio.Task[str]":
     async def call() -> str:
         set_flow(flow)
-        return await held.queue.submit(work, 1, may_merge=False, **options)
+        return await held.queue.submit(work, 1, group=group, **options)
 
     return asyncio.create_task(call())
 
@@ -258,3 +263,40 @@ async def test_a_group_uses_the_share_of_its_first_call() -> None:
     held.queue = MergingQueue(run, lambda: 8, 100)
     await asyncio.gather(*(in_flow(held, flow, flow) for flow in ("a", "b", "c")))
     assert flows == ["a", "b", "c"]
+
+
+async def test_callers_who_alternate_are_merged_each_with_himself() -> None:
+    held = Held()
+    tasks = await begun(held)
+    for number in range(3):
+        for caller in ("a", "b"):
+            tasks.append(in_flow(held, caller, f"{caller}{number}", group=MergeGroup(caller)))
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    assert held.groups == [["first"], ["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+
+
+async def test_a_caller_pays_for_calls_that_joined_out_of_turn() -> None:
+    held = Held(most_rows=4)
+    tasks = await begun(held)
+    tasks += [in_flow(held, "flood", f"flood {number}", group=MergeGroup("flood")) for number in range(12)]
+    tasks += [in_flow(held, "few", f"few {number}", group=MergeGroup("few")) for number in range(4)]
+    tasks += [in_flow(held, "alone", f"alone {number}") for number in range(2)]
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    callers = [group[0].split()[0] for group in held.groups[1:]]
+    assert callers == ["flood", "few", "alone", "alone", "flood", "flood"]
+    assert all(len({work.split()[0] for work in group}) == 1 for group in held.groups)
+
+
+async def test_groups_of_other_calls_never_join() -> None:
+    held = Held()
+    tasks = await begun(held)
+    tasks += [held.submit(work, group=MergeGroup(work[0])) for work in ("a0", "b0", "b1", "a1")]
+    tasks += [held.submit("c", group=None), held.submit("all")]
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    assert held.groups[1:] == [["a0"], ["b0", "b1"], ["a1"], ["c"], ["all"]]

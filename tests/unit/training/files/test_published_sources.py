@@ -11,9 +11,11 @@ from safetensors.torch import save_file
 
 from tests.support.models.transformers_folders import save_family
 from trocar_server.models import HostedModel, ModelSpec, load_model, parse_model_argument
+from trocar_server.models.spec import Merge
 from trocar_server.training.files.published_records import PublishedModel, describe_base, model_spec
 
 CPU = torch.device("cpu")
+FACTORY = "tests.unit.models.factories:Net"
 
 
 def _record(base: HostedModel, file: Path) -> PublishedModel:
@@ -108,3 +110,21 @@ def test_a_record_of_an_earlier_version_names_no_processor(tmp_path: Path) -> No
     del kept["base"]["processor"]
     record = PublishedModel.model_validate(kept)
     assert model_spec(record, Path("unused"), lambda *_: "").processor_folder is None
+
+
+@pytest.mark.parametrize("merge", Merge)
+def test_a_published_model_is_merged_as_its_base(tmp_path: Path, merge: Merge) -> None:
+    base = load_model(
+        ModelSpec("net", FACTORY, "random:0", input_shape=(3, 8, 8), merge=merge), CPU, tmp_path
+    )
+    record = _record(base, tmp_path / "tuned.safetensors")
+    again = PublishedModel.model_validate_json(record.model_dump_json())
+    assert model_spec(again, Path("unused"), lambda *_: "").merge is merge
+
+
+def test_a_record_without_a_word_on_merging_merges_nobody(tmp_path: Path) -> None:
+    base = load_model(ModelSpec("net", FACTORY, "random:0", input_shape=(3, 8, 8)), CPU, tmp_path)
+    kept = _record(base, tmp_path / "tuned.safetensors").model_dump()
+    del kept["base"]["merge"]
+    record = PublishedModel.model_validate(kept)
+    assert model_spec(record, Path("unused"), lambda *_: "").merge is Merge.OFF

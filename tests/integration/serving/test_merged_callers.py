@@ -1,0 +1,244 @@
+"""Who shares a compiled pass: nobody, one caller's own calls, or everybody; through every way in."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trocar
+from tests.support.models.row_models import MIXES, WIDTH, Mixing, OverRows
+from tests.support.oracles.oracle import Array, noise
+from tests.support.servers.building import build_here
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom, rebuilt
+from tests.support.servers.waiting import wait_until
+from tests.support.wire.open_inference import arrays_of, infer, request_of
+from tests.support.wire.wire import raw_channel
+
+ENGINE = {"compile_after": 1, "min_gain": 0.0, "kept_variants_bytes": 0, "openvino": False}
+COMPILED = ("none", "cumsum", "first", "lstm")
+"""No row of these depends on a later one, which is what the trial with company sees."""
+ANNA, BERT = "anna", "bert"
+
+
+def build(kind: str) -> Any:
+    return rebuilt(OverRows) if kind == "lstm" else rebuilt(Mixing, mix=kind)
+
+
+def hosted(kind: str, merge: str) -> dict[str, Any]:
+    if kind == "lstm":
+        return custom(OverRows, (WIDTH,), merge=merge)
+    return custom(Mixing, (WIDTH,), merge=merge, options={"mix": kind})
+
+
+KINDS = (*MIXES, "lstm")
+SETTINGS = ("off", "caller", "everybody")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    models = {f"{kind}-{merge}": hosted(kind, merge) for kind in KINDS for merge in ("off", "caller")}
+    models |= {f"none-{merge}": hosted("none", merge) for merge in SETTINGS}
+    models["unset"] = custom(Mixing, (WIDTH,), options={"mix": "cumsum"})
+    with running_server(models=models, device="cpu", engine=ENGINE) as server:
+        build_here(server)
+        yield server
+
+
+def as_caller(server: RunningServer, token: str | None) -> trocar.Client:
+    return trocar.connect(server.address, token=token)
+
+
+def ready(server: RunningServer, model_id: str, *, is_compiled: bool) -> None:
+    """Ask until nothing changes any more; groups may then have any number of rows."""
+    with as_caller(server, None) as client:
+        for i in range(
+            7
+        ):  # with every size that a test uses: a new one is recorded by the thread that computes
+            client.extract(model_id, noise(1 + i % 3, WIDTH), "linear", numerics="fast")
+            server.run(server.engine.compiled.settled)
+        found = client.extract(model_id, noise(3, WIDTH), "linear", numerics="fast")
+    assert (found.execution.engine != "eager") is is_compiled
+    for variant in server.engine.compiled.variants():
+        variant.queue._most_rows = lambda: 64
+
+
+@contextmanager
+def held(server: RunningServer) -> Iterator[None]:
+    """Hold the thread that computes until the context ends: meanwhile calls queue."""
+    may_go = threading.Event()
+    server.run(lambda: _submitted(server, may_go))
+    try:
+        yield
+    finally:
+        may_go.set()
+
+
+async def _submitted(server: RunningServer, may_go: threading.Event) -> None:
+    server.engine.owner.submit(may_go.wait)
+
+
+def waiting(server: RunningServer) -> int:
+    async def count() -> int:
+        variants = server.engine.compiled.variants()
+        return sum(variant.queue.waiting_count + variant.queue.is_running for variant in variants)
+
+    return server.run(count)
+
+
+Ask = Callable[[Array], tuple[Array, int]]
+"""Makes one call, and returns the values and the rows of its pass."""
+
+
+def extracts(client: trocar.Client, model_id: str) -> Ask:
+    def ask(rows: Array) -> tuple[Array, int]:
+        found = client.extract(model_id, rows, "linear", numerics="fast")
+        return found["linear"], found.execution.row_count
+
+    return ask
+
+
+def streams(client: trocar.Client, model_id: str) -> Ask:
+    def ask(rows: Array) -> tuple[Array, int]:
+        with client.extract_stream(model_id, [rows], ["linear"], numerics="fast") as stream:
+            (found,) = (result.unwrap() for result in stream)
+        return found["linear"], found.execution.row_count
+
+    return ask
+
+
+def at_once(server: RunningServer, asks: Sequence[Ask], batches: Sequence[Array]) -> list[tuple[Array, int]]:
+    """Make calls one behind the other while nothing is computed: the first runs alone, the others wait."""
+    with ThreadPoolExecutor(len(asks)) as threads:
+        with held(server):
+            calls = []
+            for ask, batch in zip(asks, batches, strict=True):
+                calls.append(threads.submit(ask, batch))
+                wait_until(lambda: waiting(server) >= len(calls))
+        return [call.result(60) for call in calls]
+
+
+def batches_of(caller: str, count: int = 3) -> list[Array]:
+    """Batches of 1, 2, ... rows that no other caller has."""
+    seed = 100 if caller == ANNA else 200
+    return [noise(1 + i, WIDTH, seed=seed + i) * (3 if caller == ANNA else 50) for i in range(count)]
+
+
+def expected(kind: str, rows: Array) -> Array:
+    with torch.inference_mode():
+        return np.asarray(build(kind)(torch.from_numpy(rows)))
+
+
+def is_close(found: Array, wanted: Array) -> bool:
+    return bool(np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("merge", ["off", "caller"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_reply_has_anything_of_another_caller(server: RunningServer, kind: str, merge: str) -> None:
+    model_id = f"{kind}-{merge}"
+    ready(server, model_id, is_compiled=kind in COMPILED)
+    anna, bert = batches_of(ANNA), batches_of(BERT)
+    with as_caller(server, ANNA) as first, as_caller(server, BERT) as second, as_caller(server, None) as none:
+        if kind not in COMPILED:  # its calls run eagerly, each alone
+            found = [extracts(client, model_id)(batch) for client in (first, second) for batch in anna]
+            assert [count for _, count in found] == [1, 2, 3] * 2
+            assert all(
+                is_close(values, expected(kind, rows))
+                for (values, _), rows in zip(found, anna * 2, strict=True)
+            )
+            return
+        ask, other, nobody = (extracts(client, model_id) for client in (first, second, none))
+        asks = [nobody, ask, other, ask, other, ask, other]
+        given = [noise(1, WIDTH), anna[0], bert[0], anna[1], bert[1], anna[2], bert[2]]
+        found = at_once(server, asks, given)
+    counts = [count for _, count in found]
+    assert counts == ([1, 1, 1, 2, 2, 3, 3] if merge == "off" else [1, 6, 6, 6, 6, 6, 6])
+    for caller, own in ((1, anna), (2, bert)):
+        groups = [[rows] for rows in own] if merge == "off" else [own]
+        wanted = np.concatenate([expected(kind, np.concatenate(group)) for group in groups])
+        values = np.concatenate([values for values, _ in found[caller::2]])
+        assert is_close(values, wanted)
+
+
+def test_a_model_whose_operator_said_nothing_merges_nobody(server: RunningServer) -> None:
+    ready(server, "unset", is_compiled=True)
+    with as_caller(server, ANNA) as anna:
+        found = at_once(server, [extracts(anna, "unset")] * 4, [noise(2, WIDTH, seed=i) for i in range(4)])
+    assert [count for _, count in found] == [2] * 4
+
+
+@pytest.mark.parametrize(("merge", "expected"), [("caller", [1] * 4), ("everybody", [1, 3, 3, 3])])
+def test_callers_without_a_token_share_only_with_everybody(
+    server: RunningServer, merge: str, expected: list[int]
+) -> None:
+    ready(server, f"none-{merge}", is_compiled=True)
+    with as_caller(server, None) as one, as_caller(server, None) as other:
+        asks = [extracts(client, f"none-{merge}") for client in (one, other, one, other)]
+        found = at_once(server, asks, [noise(1, WIDTH, seed=i) for i in range(4)])
+    assert [count for _, count in found] == expected
+
+
+def test_everybody_is_everybody(server: RunningServer) -> None:
+    ready(server, "none-everybody", is_compiled=True)
+    given = [noise(1 + i, WIDTH, seed=i) for i in range(4)]
+    with as_caller(server, ANNA) as anna, as_caller(server, BERT) as bert, as_caller(server, None) as none:
+        asks = [extracts(client, "none-everybody") for client in (anna, bert, none, anna)]
+        found = at_once(server, asks, given)
+    assert [count for _, count in found] == [1, 9, 9, 9]
+    for (values, _), rows in zip(found, given, strict=True):
+        assert is_close(values, expected("none", rows))
+
+
+def test_a_call_that_refuses_runs_alone(server: RunningServer) -> None:
+    ready(server, "none-everybody", is_compiled=True)
+    with as_caller(server, ANNA) as anna:
+
+        def alone(rows: Array) -> tuple[Array, int]:
+            found = anna.extract("none-everybody", rows, "linear", numerics="fast", merge=False)
+            return found["linear"], found.execution.row_count
+
+        ask = extracts(anna, "none-everybody")
+        found = at_once(server, [ask, ask, alone, ask, ask], [noise(1, WIDTH)] * 5)
+    assert [count for _, count in found] == [1, 1, 1, 2, 2]
+
+
+def test_streams_are_merged_by_the_same_rule(server: RunningServer) -> None:
+    ready(server, "cumsum-caller", is_compiled=True)
+    anna, bert = batches_of(ANNA), batches_of(BERT)
+    with as_caller(server, ANNA) as first, as_caller(server, BERT) as second:
+        own, other = streams(first, "cumsum-caller"), streams(second, "cumsum-caller")
+        asks = [other, own, other, own, extracts(first, "cumsum-caller")]
+        found = at_once(server, asks, [bert[0], anna[0], bert[1], anna[1], anna[2]])
+    assert [count for _, count in found] == [1, 6, 2, 6, 6]
+    assert is_close(found[2][0], expected("cumsum", bert[1]))
+    merged = np.concatenate([found[1][0], found[3][0], found[4][0]])
+    assert is_close(merged, expected("cumsum", np.concatenate(anna)))
+
+
+def test_the_open_inference_protocol_merges_by_the_same_rule(server: RunningServer) -> None:
+    ready(server, "cumsum-caller", is_compiled=True)
+    anna, bert = batches_of(ANNA), batches_of(BERT)
+    with raw_channel(server.address) as channel, as_caller(server, BERT) as second:
+
+        def ask_as(caller: str) -> Ask:
+            def ask(rows: Array) -> tuple[Array, int]:
+                request = request_of("cumsum-caller", {"x": rows}, ["linear"])
+                request.parameters["numerics"].string_param = "fast"
+                call = infer(channel, request, metadata=[("authorization", f"Bearer {caller}")])
+                return arrays_of(call)["linear"], 0
+
+            return ask
+
+        asks = [ask_as(BERT), ask_as(ANNA), ask_as(BERT), extracts(second, "cumsum-caller")]
+        found = at_once(server, asks, [bert[0], anna[1], bert[1], bert[2]])
+    assert found[3][1] == 5
+    assert is_close(found[1][0], expected("cumsum", anna[1]))
+    assert is_close(
+        np.concatenate([found[2][0], found[3][0]]), expected("cumsum", np.concatenate([bert[1], bert[2]]))
+    )
