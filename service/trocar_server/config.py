@@ -395,6 +395,16 @@ class ServerConfig(BaseSettings):
         return "data_dir" in self.model_fields_set
 
     @property
+    def cluster_folders(self) -> tuple[Path, Path]:
+        """The folders that only one cluster may use: its state, and the trainers of all models."""
+        data_dir = self.data_dir.expanduser().absolute()
+        trainers_dir = self.cluster.trainers_dir
+        return (
+            data_dir,
+            data_dir / "replicas" if trainers_dir is None else trainers_dir.expanduser().absolute(),
+        )
+
+    @property
     def weights_dir(self) -> Path:
         """Return the folder of downloaded weights; see `cache_dir`."""
         if self.cache_dir is not None:

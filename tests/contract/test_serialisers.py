@@ -41,7 +41,7 @@ PLACES: dict[str, set[str]] = {
     "trocar_server/cluster/deploying.py": {"ray"},
     "trocar_server/cluster/deployments.py": {"ray"},
     "trocar_server/cluster/directory.py": {"ray"},
-    "trocar_server/cluster/rank_placement.py": {"ray"},
+    "trocar_server/cluster/ranks/rank_placement.py": {"ray"},
     "trocar_server/cluster/scaling.py": {"ray"},
     "trocar_server/cluster/session.py": {"ray"},
     # A client of Ray sends its own options and gets its own feature maps; see the security notes.

@@ -49,6 +49,8 @@ class Lifecycle:
     reread: Callable[[], ServerConfig] | None = None
     traces_off: str = ""
     rpc: RpcServer | None = None
+    refused_replica: str | None = None
+    """Why the last replica of the model that differed was refused; empty if none was, None off a cluster."""
     drain_switch: DrainSwitch = field(default_factory=DrainSwitch)
     _is_loaded: bool = False
     _checking: "asyncio.Task[None] | None" = None
@@ -73,7 +75,9 @@ class Lifecycle:
 
     def features(self) -> Sequence[Feature]:
         """The server's features, with the reason for each that is off."""
-        return features(self.config, self.engine, self.trainers, self.own_id, self.traces_off)
+        own = features(self.config, self.engine, self.trainers, self.own_id, self.traces_off)
+        is_of_cluster = self.refused_replica is not None
+        return [*own, Feature("replicas", self.refused_replica or "")] if is_of_cluster else own
 
     @property
     def is_draining(self) -> bool:

@@ -109,9 +109,9 @@ class ChildProcess:
             for text in lines:
                 line = decode(text)
                 self._problem = line.get("problem", self._problem)
+                self._on_line(line)
                 if "ready" in line:
                     self._address = line["ready"]
                     self._ready.set()
-                self._on_line(line)
         self._ready.set()
         self._on_end()

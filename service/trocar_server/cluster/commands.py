@@ -53,7 +53,7 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
             signal.signal(number, lambda *_: stopped.set())
         try:
             deploying.deploy(config, "127.0.0.1" if address == LOCAL else "")
-            addresses = deploying.wait_until_ready(config, stopped.is_set)
+            addresses = deploying.wait_until_ready(config, stopped.is_set, _warn)
             if not stopped.is_set():
                 on_ready(addresses, ray.get_runtime_context().gcs_address)
             if address == LOCAL:
@@ -65,6 +65,10 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
                 stopping = Thread(target=deploying.stop, daemon=True)
                 stopping.start()
                 stopping.join(config.cluster.drain_s + config.grace_s + _STOP_S)
+
+
+def _warn(problem: str) -> None:
+    typer.echo(f"warning: {problem}", err=True)
 
 
 @cluster_app.command("status")

@@ -6,7 +6,7 @@ wait_until_ready(config)
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -35,6 +35,8 @@ from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder
 
 _POLL_S = 0.2
+_LAST_PROCESS_S = 15.0
+"""Seconds for the last processes of a cluster that was killed, which have its folders until they end."""
 _FAILED_STARTS = 2
 """After so many an application of which nothing has started is said to be unable to; Ray tries on."""
 _OWN_ERRORS = ("ChildFailedError: ", "trocar_server.errors.ServiceError: ")
@@ -108,7 +110,7 @@ def deploy(config: ServerConfig, host: str = "") -> None:
 
     Raises:
         ServiceError: As `check`; `INVALID_ARGUMENT`, a model needs resources that no node has;
-            `STORAGE_UNAVAILABLE`, the data directory cannot be written.
+            `STORAGE_UNAVAILABLE`, the data directory cannot be written, or another cluster uses it.
     """
     config = with_absolute_paths(config)
     check(config)
@@ -144,25 +146,45 @@ def with_absolute_paths(config: ServerConfig) -> ServerConfig:
 
 
 def prepare(config: ServerConfig, host: str = "") -> None:
-    """Make what replicas and gateways find when they start: the cluster's key, and the directory.
+    """Make what replicas and gateways find when they start: key, directory, and leases of the folders.
 
     Args:
         config: What is deployed.
         host: See `deploy`.
 
     Raises:
-        ServiceError: `STORAGE_UNAVAILABLE`, a folder cannot be written; the message names it.
+        ServiceError: `STORAGE_UNAVAILABLE`, a folder cannot be written, or another cluster uses it; the
+            message names it.
     """
-    data_dir = config.data_dir.expanduser().absolute()
-    shared = config.cluster.trainers_dir
+    data_dir, trainers_dir = config.cluster_folders
     with disk_errors("data directory of the cluster"):
         _check_writable("data_dir", data_dir)
-        if shared is not None:
-            _check_writable("cluster.trainers_dir", shared.expanduser().absolute())
+        if config.cluster.trainers_dir is not None:
+            _check_writable("cluster.trainers_dir", trainers_dir)
         server_id(data_dir)
         make_cluster_key(data_dir)
+        is_first = not is_deployed()
         directory = start_directory(data_dir)
+        try:
+            _claim(directory, [str(data_dir), str(trainers_dir)])
+        except ServiceError:
+            if is_first:
+                ray.kill(directory)
+            raise
         ray.get(directory.deploy.remote(_spec(config, host)))
+
+
+def _claim(directory: Any, folders: list[str]) -> None:
+    """Take the folders' leases for this cluster.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`, another cluster has one of them, and keeps it.
+    """
+    give_up = time.monotonic() + _LAST_PROCESS_S
+    while problem := str(ray.get(directory.claim.remote(folders))):
+        if time.monotonic() > give_up:
+            raise ServiceError(ErrorReason.STORAGE_UNAVAILABLE, problem)
+        time.sleep(_POLL_S)
 
 
 def _check_writable(setting: str, folder: Path) -> None:
@@ -269,12 +291,23 @@ def _is_own(name: str) -> bool:
     return name == GATEWAY_APP or name.startswith(APP_PREFIX)
 
 
-def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lambda: False) -> list[str]:
+def _not_ready(why: str) -> None:
+    raise ServiceError(ErrorReason.MODEL_NOT_LOADED, why)
+
+
+def wait_until_ready(
+    config: ServerConfig,
+    is_stopped: Callable[[], bool] = lambda: False,
+    on_refused: Callable[[str], None] = _not_ready,
+) -> list[str]:
     """Wait until every model has its least number of replicas, and every node a gateway.
 
     Args:
         config: What was deployed.
         is_stopped: Whether to give up.
+        on_refused: Called with the reason for each model of which some replicas serve and others were
+            refused, as they differ: it counts as ready. By default
+            an error.
 
     Returns:
         The addresses of the gateways.
@@ -288,8 +321,11 @@ def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lamb
         state: Any = ray.get(open_directory().state.remote())
         status = serve.status()
         _check_failures(state, status)
-        problem = _missing(config, state) or _unsettled(status)
+        refused = _refused(state)
+        problem = _missing(config, state, refused) or _unsettled(status, refused)
         if not problem:
+            for why in refused.values():
+                on_refused(why)
             return sorted(gateway["address"] for gateway in state["gateways"])
         if time.monotonic() > until:
             raise ServiceError(
@@ -301,12 +337,18 @@ def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lamb
     return []
 
 
-def _missing(config: ServerConfig, state: dict[str, Any]) -> str:
-    """Describe what is not ready; empty if everything is."""
+def _refused(state: dict[str, Any]) -> dict[str, str]:
+    """Return, by model that some replicas serve, why others were refused."""
+    serving = {report["model_id"] for report in state["replicas"] if not report["is_draining"]}
+    return {model_id: why for model_id, why in state["refused"].items() if model_id in serving}
+
+
+def _missing(config: ServerConfig, state: dict[str, Any], refused: Collection[str]) -> str:
+    """Describe what is not ready; empty if everything is, but for replicas of models in `refused`."""
     serving = [report["model_id"] for report in state["replicas"] if not report["is_draining"]]
     for model_id, placement in placements(config).items():
         count = serving.count(model_id)
-        if count < placement.min_replicas:
+        if count < placement.min_replicas and model_id not in refused:
             _, why = state["failures"].get(APP_PREFIX + model_id, (0, ""))
             told = f", and the last one to fail said: {why}" if why else ""
             return f"{count} of {placement.min_replicas} replicas of '{model_id}' are ready{told}"
@@ -316,9 +358,14 @@ def _missing(config: ServerConfig, state: dict[str, Any]) -> str:
     return ""
 
 
-def _unsettled(status: ServeStatus) -> str:
-    """Describe what Ray Serve still changes, as replicas of an earlier configuration; empty if nothing."""
+def _unsettled(status: ServeStatus, refused: Collection[str]) -> str:
+    """Describe what Ray Serve still changes, as replicas of an earlier configuration; empty if nothing.
+
+    Of models in `refused` it tries without an end to start other replicas.
+    """
     for name, app in status.applications.items():
+        if name.removeprefix(APP_PREFIX) in refused:
+            continue
         if _is_own(name) and app.status is not ApplicationStatus.RUNNING:
             return f"'{name}' is {app.status.value.lower()}"
     return ""

@@ -8,6 +8,7 @@ import torch.
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,8 @@ from ray.exceptions import RayError
 from trocar_server.cluster.child_process import ChildFailedError, ChildProcess, Line
 from trocar_server.cluster.cluster_key import cluster_key
 from trocar_server.cluster.directory import open_directory
-from trocar_server.cluster.rank_placement import RankPlacement, at_address, own_address, rank_resources
+from trocar_server.cluster.members import WAIT
+from trocar_server.cluster.ranks.rank_placement import RankPlacement, at_address, own_address, rank_resources
 from trocar_server.cluster.scaling import METRIC
 from trocar_server.config import PlacementConfig, ServerConfig
 
@@ -41,6 +43,7 @@ _STATE_S = 5.0
 """The longest wait for the directory's reports; then they are asked for again."""
 _PUSH_EVERY_S = 0.25
 _TELL_EVERY_S = 0.5
+_JOIN_EVERY_S = 0.25
 _HEALTH_PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 30.0
 _STOP_S = 10.0
@@ -70,6 +73,9 @@ class ReplicaSupervisor:
     ) -> None:
         self._stop_s = drain_s + grace_s + _STOP_S
         self._waiting_s = 0.0
+        self._version = version_of(model_id, config)
+        self._identity: Line = {}
+        self._refusal = ""
         self._directory = open_directory()
         context = ray.get_runtime_context()
         self._report: Line = {
@@ -85,12 +91,14 @@ class ReplicaSupervisor:
             "replica_id": self._report["replica_id"],
             "key": cluster_key(Path(config["data_dir"])),
             "drain_s": drain_s,
+            "holder": ray.get(self._directory.holder.remote()),
             "config": at_address(own_address(), config),
         }
         self._ranks = RankPlacement(config, resources, start_timeout_s, self._tell_of_ranks)
         self._child = ChildProcess("trocar_server.cluster.replica_server", settings, self._take, self._forget)
         self._ranks.start()
         _ready_address(self._child, self._directory, APP_PREFIX + model_id)
+        self._join()
         self._stopping = Event()
         self._teller = Thread(target=self._tell, name="replicas-of-model", daemon=True)
         self._teller.start()
@@ -98,7 +106,7 @@ class ReplicaSupervisor:
     def check_health(self) -> None:
         """Fail if the server has ended; Ray Serve then starts another replica."""
         if not self._child.is_alive:
-            raise RuntimeError(self._child.problem)
+            raise RuntimeError(self._refusal or self._child.problem)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the seconds of admitted work that is not done."""
@@ -114,6 +122,34 @@ class ReplicaSupervisor:
             child.stop(self._stop_s)
         if hasattr(self, "_ranks"):
             self._ranks.close()
+
+    def _join(self) -> None:
+        """Wait until this replica may serve; see Note: [Replicas agree].
+
+        Raises:
+            ChildFailedError: It differs from the others, or has ended.
+        """
+        while (answer := self._asked_to_join(is_known=False)) == WAIT:
+            if not self._child.is_alive:
+                raise ChildFailedError(self._child.problem)
+            time.sleep(_JOIN_EVERY_S)
+        if answer:
+            self._leave(answer)
+            raise ChildFailedError(answer)
+
+    def _asked_to_join(self, *, is_known: bool) -> str:
+        """Return the directory's answer; `WAIT` while there is none."""
+        asked = self._directory.join.remote(dict(self._report), self._identity, self._version, is_known)
+        try:
+            return str(ray.get(asked, timeout=_STATE_S))
+        except RayError:
+            return WAIT
+
+    def _leave(self, why: str) -> None:
+        """Stop serving: this replica has other weights than those that serve."""
+        self._refusal = why
+        _tell_failure(self._directory, APP_PREFIX + str(self._report["model_id"]), why)
+        self._child.stop(self._stop_s)
 
     def _tell(self) -> None:
         """Tell the server which replicas of its model there are: it takes over trainers of lost ones.
@@ -131,8 +167,14 @@ class ReplicaSupervisor:
                 for report in state["replicas"]
                 if report["model_id"] == model_id
             }
-            if own_id in replicas and not state["is_new"]:
-                self._child.send({"replicas": replicas})
+            if own_id not in replicas:
+                answer = self._asked_to_join(is_known=True)
+                if answer not in ("", WAIT):
+                    self._leave(answer)
+                    return
+            elif not state["is_new"]:
+                refused = state["refused"].get(model_id, "")
+                self._child.send({"replicas": replicas, "refused": refused})
 
     def _tell_of_ranks(self, line: Line) -> None:
         self._child.send(line)
@@ -146,6 +188,7 @@ class ReplicaSupervisor:
             self._report |= {
                 key: line[key] for key in ("client_address", "metrics_address", "slot", "process_id")
             }
+            self._identity = line["identity"]
         self._report |= {key: line[key] for key in line.keys() & self._report.keys()}
         self._waiting_s = self._report["waiting_s"]
         if "address" in self._report:
@@ -229,9 +272,13 @@ def _ready_address(child: ChildProcess, directory: Any, app: str) -> str:
     try:
         return child.wait_ready()
     except ChildFailedError as error:
-        with suppress(RayError):
-            ray.get(directory.report_failure.remote(app, str(error)), timeout=_REPORT_S)
+        _tell_failure(directory, app, str(error))
         raise
+
+
+def _tell_failure(directory: Any, app: str, why: str) -> None:
+    with suppress(RayError):
+        ray.get(directory.report_failure.remote(app, why), timeout=_REPORT_S)
 
 
 def taken_addresses(gateways: Sequence[Line], node_address: str, node_id: str) -> list[str]:
@@ -324,8 +371,12 @@ def with_version(deployment: "serve.Deployment", *arguments: Any) -> "serve.Depl
     Ray Serve (2.60) otherwise makes up a version for every `serve.run`, and changed bounds of replicas would
     replace all of them.
     """
-    digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
-    return deployment.options(_internal=True, version=digest[:16])
+    return deployment.options(_internal=True, version=version_of(*arguments))
+
+
+def version_of(*arguments: Any) -> str:
+    """Return what is equal for equal arguments."""
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def child_config(config: ServerConfig, model_id: str, placement: PlacementConfig) -> Line:

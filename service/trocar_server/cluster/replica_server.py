@@ -17,12 +17,13 @@ from trocar_server.app.log_format import set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.cluster.lines import ParentLines
 from trocar_server.cluster.published_models import PublishedModels
-from trocar_server.cluster.rank_requests import RankRequests
+from trocar_server.cluster.ranks.rank_requests import RankRequests
 from trocar_server.config import ServerConfig
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.storage.data_lock import FolderLock, lock_folder
+from trocar_server.storage.folder_lease import Holder, take_lease
 
 REPORT_EVERY_S = 0.25
 _MOST_SLOTS = 4096
@@ -43,6 +44,8 @@ def main() -> None:
     config = own_config(settings)
     set_up_logging(config.log_format)
     try:
+        for folder in config.cluster_folders if "holder" in settings else ():
+            take_lease(folder, Holder(**settings["holder"]))  # until this process ends
         slot, lock = take_slot(config.data_dir.expanduser() / "replicas" / settings["model_id"])
         asyncio.run(_Serving(lines, config, slot, settings).serve())
         lock.release()
@@ -84,8 +87,9 @@ class _Serving:
         self._replica_id, self._drain_s = settings["replica_id"], settings["drain_s"]
         self._configured = tuple(settings["config"]["models"])
         self._gateway = GatewayAccess(config.host if config.tls_cert else "", settings["key"])
-        root = config.cluster.trainers_dir or config.data_dir.expanduser() / "replicas"
-        self._trainers_dir = root / settings["model_id"] / "trainers"
+        self._model_id = settings["model_id"]
+        self._trainers_dir = config.cluster_folders[1] / self._model_id / "trainers"
+        self._has_joined = False
         self._ranks = RankRequests(lines, slot)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,22 +111,31 @@ class _Serving:
         )
 
     def _begin(self, running: Any) -> None:
-        rpc = running.rpc
         publishing = running.trainers.publishing
         publishing.others = PublishedModels(self._slot, self._configured, publishing)
+        self._tasks = [
+            asyncio.create_task(self._tell_identity(running)),
+            asyncio.create_task(running.lifecycle.identify(self._replica_id)),
+            asyncio.create_task(self._report(running)),
+            asyncio.create_task(self._take_published(running)),
+            asyncio.create_task(self._wait_for_end(running)),
+        ]
+
+    async def _tell_identity(self, running: Any) -> None:
+        """Tell the parent that this replica is ready, and by what it is compared with the others."""
+        from trocar_server.engine.host.replica_identity import replica_identity
+
+        rpc, engine = running.rpc, running.engine
+        deployment = engine.deployments.find(self._model_id)
+        identity = await replica_identity(deployment, engine.deployments.values(), engine.owner)
         self._lines.write(
             ready=rpc.plain_address or rpc.address,
             client_address=rpc.address,
             slot=self._slot.name,
             process_id=os.getpid(),
             metrics_address=self._metrics_address(running),
+            identity=identity,
         )
-        self._tasks = [
-            asyncio.create_task(running.lifecycle.identify(self._replica_id)),
-            asyncio.create_task(self._report(running)),
-            asyncio.create_task(self._take_published(running)),
-            asyncio.create_task(self._wait_for_end(running)),
-        ]
 
     def _metrics_address(self, running: Any) -> str:
         """Where the metrics are; empty if they are off."""
@@ -139,7 +152,7 @@ class _Serving:
     async def _take_published(self, running: Any) -> None:
         while True:
             await asyncio.sleep(_TAKE_EVERY_S)
-            if running.lifecycle.drain_switch.is_draining:
+            if running.lifecycle.drain_switch.is_draining or not self._has_joined:
                 continue
             try:
                 await running.trainers.publishing.others.take_lost()
@@ -153,7 +166,9 @@ class _Serving:
         """
         while (line := await asyncio.to_thread(self._lines.read)) is not None:
             self._ranks.take(line)
-            if "replicas" in line:
+            if "replicas" in line:  # by which the cluster has this one
+                self._has_joined = True
+                running.lifecycle.refused_replica = line.get("refused", "")
                 running.takeover.tell(line["replicas"])
                 running.engine.admission.sharers = max(1, sum(line["replicas"].values()))
         await running.lifecycle.drain(True)

@@ -19,6 +19,7 @@ CHECKS = (
     "storage_checks:check_data_dir",
     "storage_checks:check_room",
     "storage_checks:check_lock",
+    "storage_checks:check_lease",
     "storage_checks:check_leftovers",
     "access_checks:check_open_to",
     "access_checks:check_port",

@@ -19,7 +19,7 @@ from trocar_server.doctor.finding import Finding, fail, ok, warn
 _TIMEOUT_S = 5.0
 _SLOW_S = 0.05
 _HTTPS = "https://"
-_WANTED = ("models", "training", "server_id")
+_WANTED = ("models", "training", "server_id", "replicas")
 
 
 @dataclass(frozen=True)

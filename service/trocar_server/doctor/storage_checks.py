@@ -12,6 +12,7 @@ from trocar_server.app.state_folder import earlier_folder
 from trocar_server.config import ServerConfig
 from trocar_server.doctor.finding import Finding, fail, ok, warn
 from trocar_server.storage.durable import PARTIAL, remove_quietly
+from trocar_server.storage.folder_lease import described, lease_holder
 
 _LITTLE_ROOM = 2 << 30
 _SLOW_FSYNC_S = 0.5
@@ -92,6 +93,20 @@ def check_lock(config: ServerConfig) -> Iterator[Finding]:
         )
     finally:
         os.close(descriptor)
+
+
+def check_lease(config: ServerConfig) -> Iterator[Finding]:
+    """Check whether a cluster uses the data directory, or the folder of a cluster's trainers."""
+    for folder in config.cluster_folders:
+        holder = lease_holder(folder)
+        if holder is not None:
+            yield warn(
+                "lease",
+                f"{described(holder)} uses '{folder}'",
+                "a second cluster needs another data_dir and trainers_dir; expected if it is this cluster",
+            )
+            return
+    yield ok("lease", "no cluster uses the data directory")
 
 
 def check_leftovers(config: ServerConfig) -> Iterator[Finding]:

@@ -1,13 +1,14 @@
 """`trocar serve --ray local`, and the commands that look at it, scale it and stop it."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,30 @@ def test_ctrl_c_ends_a_local_cluster_that_serves(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
 
 
+def test_a_second_cluster_is_refused_a_folder_until_the_first_one_was_killed(folder: Path) -> None:
+    config = write_config(folder / "cluster.toml", MODELS, {"tiny": "cpus = 0.5"}, start_timeout_s=400)
+    for _ in range(2):
+        line = [sys.executable, "-m", "trocar", "serve", "--ray", "local", "--config", str(config)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert any(text.startswith(READY) for text in process.stdout)
+            told = check_refused(command(*line[3:]), f"uses '{folder / 'data'}'")
+            assert "since" in told
+            assert "trocar cluster stop --ray" in told
+            examined = command("doctor", "--config", str(config)).stdout
+            assert f"uses '{folder / 'data'}'" in examined, examined
+            kill_all(folder)
+    assert command("doctor", "--config", str(config)).stdout.count("no cluster uses the data directory") == 1
+
+
+def kill_all(folder: Path) -> None:
+    """Kill every process of the cluster in this folder with SIGKILL."""
+    while own := [path for path in Path("/proc").glob("[0-9]*/environ") if is_of(path, folder)]:
+        for path in own:
+            with suppress(ProcessLookupError):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def is_of(environ: Path, folder: Path) -> bool:
     """Whether a process is of the cluster in this folder."""
     try:
@@ -102,6 +127,7 @@ def check_commands(ray_address: str) -> None:
     assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
 
 
-def check_refused(ended: "subprocess.CompletedProcess[str]", message: str) -> None:
+def check_refused(ended: "subprocess.CompletedProcess[str]", message: str) -> str:
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1), ended.stderr
     assert message in ended.stderr
+    return ended.stderr

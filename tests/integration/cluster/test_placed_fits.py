@@ -89,8 +89,8 @@ class Lines:
 def test_a_rank_is_placed_again_when_its_node_dies_and_every_step_counts_once(
     cluster: Any, tmp_path: Path
 ) -> None:
-    from trocar_server.cluster.rank_placement import RankPlacement
-    from trocar_server.cluster.rank_requests import RankRequests
+    from trocar_server.cluster.ranks.rank_placement import RankPlacement
+    from trocar_server.cluster.ranks.rank_requests import RankRequests
 
     nodes = [add_node(cluster, resources={"other": 1})]
     given: dict[str, Any] = {"factory": FACTORY, "input_shape": list(SHAPE)}
@@ -161,7 +161,7 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(client: trocar.C
 
 
 def test_a_cluster_that_stays_full_is_told_with_what_was_free(cluster: Any) -> None:
-    from trocar_server.cluster.rank_placement import RankPlacement
+    from trocar_server.cluster.ranks.rank_placement import RankPlacement
 
     told: list[dict[str, Any]] = []
     placement = RankPlacement({}, {"CPU": 1.0}, 0.5, told.append)

@@ -55,7 +55,8 @@ class Supervisor:
             shared = {name: request[name] for name in ("address", "secret", "own_dir")}
             settings = [shared | {"config": self._config, "rank": 1 + i} for i in range(request["count"])]
             self.ranks[request["place"]] = [
-                ChildProcess("trocar_server.cluster.rank_server", one, lambda line: None) for one in settings
+                ChildProcess("trocar_server.cluster.ranks.rank_server", one, lambda line: None)
+                for one in settings
             ]
 
     def _release(self, own_id: str) -> None:

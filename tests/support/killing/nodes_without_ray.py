@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from trocar_server.app.server_id import server_id
 from trocar_server.cluster.child_process import ChildProcess
 from trocar_server.cluster.cluster_key import make_cluster_key
 from trocar_server.config import ServerConfig
+from trocar_server.storage.folder_lease import new_holder
 
 _ADDRESS = "127.0.0.1"
 _POLL_S, _NODE_IS_BACK_S, _FROZEN_S, _AWAKE_S = 0.1, 3.0, 10.0, 2.0
@@ -136,6 +138,7 @@ class NodesWithoutRay:
         self._asking = threading.Lock()
         self._directory: Any = None
         self._data_dir = ""
+        self._holder: dict[str, Any] = {}
         self._more: list[Part] = []
         self._makers: list[Callable[[], Any]] = []
         self._under_way: list[threading.Thread] = []
@@ -161,13 +164,15 @@ class NodesWithoutRay:
         """Start every replica and gateway."""
         from trocar_server.cluster import deploying, deployments
         from trocar_server.cluster.directory import Directory
-        from trocar_server.cluster.rank_placement import rank_resources
+        from trocar_server.cluster.ranks.rank_placement import rank_resources
 
         self._data_dir = str(config.data_dir)
         config.data_dir.mkdir()
         server_id(config.data_dir)
         make_cluster_key(config.data_dir)
-        self._directory = Directory(self._data_dir)
+        self._holder = asdict(new_holder(uuid.uuid4().hex, _ADDRESS))
+        self._directory = Directory(self._data_dir, self._holder)
+        assert not self._directory.claim([str(folder) for folder in config.cluster_folders])
         self._directory.deploy(deploying._spec(config, _ADDRESS))
         drain_s, grace_s = config.cluster.drain_s, config.grace_s
         for model_id, place in deploying.placements(config).items():
@@ -281,7 +286,7 @@ class NodesWithoutRay:
         from trocar_server.cluster.directory import Directory
 
         with self._asking:
-            self._directory = Directory(self._data_dir)
+            self._directory = Directory(self._data_dir, self._holder)
         return 1
 
 

@@ -72,7 +72,7 @@ def test_our_own_words_are_found_in_a_traceback(message: str, expected: str) -> 
 def test_a_replica_takes_no_port_from_the_environment_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several replicas run on a node, and the image of the server sets ports and a page for one."""
     from trocar_server.cluster.deployments import child_config
-    from trocar_server.cluster.rank_placement import at_address
+    from trocar_server.cluster.ranks.rank_placement import at_address
 
     given = ServerConfig(models={"a": ModelConfig(architecture="resnet18")})
     monkeypatch.setenv("TROCAR_HOST", "0.0.0.0")

@@ -37,6 +37,7 @@ from trocar_server.doctor.running import CHECKS
 from trocar_server.doctor.server_checks import Target, check_server
 from trocar_server.engine.compiled.backends import availability
 from trocar_server.storage.data_lock import lock_folder
+from trocar_server.storage.folder_lease import new_holder, take_lease
 
 DAY_S = 86_400
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command to make certificates")
@@ -171,6 +172,19 @@ def test_the_server_that_has_the_data_directory_is_named(tmp_path: Path) -> None
     lock.release()
     assert levels(storage_checks.check_lock(config(tmp_path))) == [Level.OK]
     lock_folder(tmp_path / "trainers").release()  # looking has not taken it
+
+
+@pytest.mark.parametrize("shared", ["data", "trainers"])
+def test_the_cluster_that_has_the_data_directory_or_its_trainers_is_named(
+    tmp_path: Path, shared: str
+) -> None:
+    folders = {"data_dir": tmp_path / "data", "cluster": {"trainers_dir": tmp_path / "trainers"}}
+    lease = take_lease(tmp_path / shared, new_holder("a" * 32, "10.0.0.1:6379"))
+    found = only(storage_checks.check_lease(config(tmp_path, **folders)))
+    assert found.level is Level.WARN
+    assert f"10.0.0.1:6379, started on {socket.gethostname()}" in found.text
+    lease.release()
+    assert levels(storage_checks.check_lease(config(tmp_path, **folders))) == [Level.OK]
 
 
 def test_leftovers_count_once_they_are_a_day_old(tmp_path: Path) -> None:

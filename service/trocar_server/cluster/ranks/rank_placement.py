@@ -39,7 +39,7 @@ class RankSupervisor:
 
     def __init__(self, settings: Line) -> None:
         placed = settings | {"config": at_address(own_address(), settings["config"])}
-        self._child = ChildProcess("trocar_server.cluster.rank_server", placed, lambda line: None)
+        self._child = ChildProcess("trocar_server.cluster.ranks.rank_server", placed, lambda line: None)
 
     def run(self) -> str:
         """Wait for the end of the rank; returns why it ended."""

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
 
-from trocar_server.cluster.rank_placement import _fitting, at_address, rank_resources
+from trocar_server.cluster.ranks.rank_placement import _fitting, at_address, rank_resources
 
 
 def test_a_rank_takes_what_a_replica_takes() -> None:
