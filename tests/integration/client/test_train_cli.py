@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.integration.client.test_cli import Outcome, Trocar
 from tests.support.servers import warm_python
 from tests.support.servers.running_server import running_server
 from trocar._cli import main
+from trocar._cli.options import connection_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +124,7 @@ def test_a_trainer_that_is_kept_can_be_looked_at_exported_published_and_closed(
     assert done.code == 0, done.err
     (info,) = client.trainers()
     name = info.trainer_id
-    assert done.out.endswith(f"trainer {name}\n")
+    assert f"trainer {name} stays on the server until {info.expires_at:%Y-%m-%d}" in done.out
     assert name in cli("trainers", "list").out
     listed = cli("trainers", "list", "--json").json
     assert [(entry["trainer_id"], entry["state"]) for entry in listed] == [(name, "ready")]
@@ -140,6 +142,81 @@ def test_a_trainer_that_is_kept_can_be_looked_at_exported_published_and_closed(
     assert "you have no trainers" in cli("trainers", "list").out
     gone = cli("trainers", "close", name)
     assert (gone.code, "UNKNOWN_TRAINER" in gone.err) == (1, True)
+
+
+def test_a_result_that_is_saved_nowhere_stays_on_the_server_and_every_command_for_it_works(
+    cli: Trocar,
+    client: trocar.Client,
+    server: RunningServer,
+    flowers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TROCAR_SERVER")
+    done = cli("train", "resnet18", flowers, "--head", 3, "--trainable", "fc", "--server", server.address)
+    assert done.code == 0, done.err
+    (info,) = client.trainers()
+    commands = dict(line.strip().split(":", 1) for line in done.out.splitlines() if line.startswith("  "))
+    assert list(commands) == ["publish", "export", "continue", "close"]
+    for name, line in commands.items():
+        words = shlex.split(line)
+        if name == "continue":
+            subprocess.run([sys.executable, *words[1:]], check=True)
+            assert client.trainer(info.trainer_id).info().update_count == 2 * info.update_count
+        else:
+            assert words[0] == "trocar"
+            ended = cli(*words[1:])
+            assert ended.code == 0, ended.err
+    assert client.model("resnet18-tuned").categories == CLASSES
+    assert load_file(tmp_path / "resnet18-tuned.safetensors")["fc.weight"].shape == (3, 512)
+    assert client.trainers() == []
+    client.unpublish("resnet18-tuned")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_kept"),
+    [
+        ((), True),
+        (("--keep",), True),
+        (("--no-keep",), False),
+        (("--export", "w.safetensors"), False),
+        (("--export", "w.safetensors", "--keep"), True),
+    ],
+)
+def test_the_end_as_json_says_where_the_result_is(
+    cli: Trocar,
+    client: trocar.Client,
+    flowers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    is_kept: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = cli("train", "resnet18", flowers, "--head", 3, "--trainable", "fc", "--json", *words)
+    assert done.code == 0, done.err
+    told = done.json
+    kept = [info.trainer_id for info in client.trainers()]
+    assert kept == ([told["trainer_id"]] if is_kept else [])
+    assert bool(told["commands"]) == bool(told["expires_at"]) == is_kept
+    assert (told["outcome"], told["published"], told["history"]) == ("finished", None, None)
+    assert told["exported"] == ("w.safetensors" if "--export" in words else None)
+    assert 0 <= told["evaluation"]["metrics"]["accuracy"] <= 1
+    assert "epoch 1: loss" in done.err
+
+
+def test_commands_connect_as_the_one_that_said_them() -> None:
+    """But for the token, which would be read off the screen."""
+    given = {"server": "gpu1", "token": "secret", "tls": False, "cert": Path("a b.pem"), "key": Path("k.pem")}
+    connection_options._chosen.set(given)
+    words = ["--server", "gpu1", "--cert", "a b.pem", "--key", "k.pem"]
+    assert connection_options.connection_words() == words
+    code = "trocar.connect('gpu1', tls=trocar.TlsOptions(certificate='a b.pem', key='k.pem'))"
+    assert connection_options.connection_code() == code
+    connection_options._chosen.set({"tls": True, "profile": "lab"})
+    assert connection_options.connection_words() == ["--profile", "lab", "--tls"]
+    assert connection_options.connection_code() == "trocar.connect(tls=True, profile='lab')"
 
 
 def test_a_fit_can_be_paused_resumed_and_cancelled(cli: Trocar, client: trocar.Client, flowers: Path) -> None:

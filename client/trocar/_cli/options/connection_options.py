@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Concatenate
 
@@ -13,6 +14,8 @@ from trocar._cli.failures import refuse
 from trocar._cli.help_sections import CONNECT
 
 _option = functools.partial(typer.Option, rich_help_panel=CONNECT)
+_chosen: ContextVar[Mapping[str, Any]] = ContextVar("chosen")
+"""Connection options of the running command."""
 
 
 def connected(command: Callable[Concatenate[trocar.Client, ...], None]) -> Callable[..., None]:
@@ -29,7 +32,9 @@ def connected(command: Callable[Concatenate[trocar.Client, ...], None]) -> Calla
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        with client_of({option.name: given.pop(option.name) for option in options}) as client:
+        chosen = {option.name: given.pop(option.name) for option in options}
+        _chosen.set(chosen)
+        with client_of(chosen) as client:
             command(client, **given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *options)]
@@ -46,6 +51,33 @@ def client_of(given: Mapping[str, Any]) -> trocar.Client:
     """
     names = [option.name for option in _options()]
     return _connect(**{name: given[name] for name in names if name in given})
+
+
+def connection_words() -> list[str]:
+    """Return the options that connect as the running command did, without its token."""
+    given = _given()
+    flags = ["--tls"] if given.pop("tls", False) else []
+    return [*(word for name, value in given.items() for word in (f"--{name}", str(value))), *flags]
+
+
+def connection_code() -> str:
+    """Return Python that connects as the running command did, without its token."""
+    given = _given()
+    address = [repr(given.pop("server"))] if "server" in given else []
+    files = {name: str(given.pop(name)) for name in ("ca", "cert", "key") if name in given}
+    if files:
+        named = {"certificate" if name == "cert" else name: value for name, value in files.items()}
+        options = ", ".join(f"{name}={value!r}" for name, value in named.items())
+        given.pop("tls", None)
+        address.append(f"tls=trocar.TlsOptions({options})")
+    return f"trocar.connect({', '.join([*address, *(f'{name}={value!r}' for name, value in given.items())])})"
+
+
+def _given() -> dict[str, Any]:
+    """Return the options of the running command that say where to connect, and were given."""
+    names = [option.name for option in _options() if option.name not in ("token", "timeout")]
+    found = _chosen.get()
+    return {name: found[name] for name in names if found.get(name)}
 
 
 def _options() -> list[inspect.Parameter]:

@@ -33,6 +33,17 @@ class Results:
     """A file for the weights."""
     history: Path | None = None
     """A file for the events."""
+    as_json: bool = False
+    """Whether the result is printed as JSON, so that everything else goes to standard error."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are saved anywhere."""
+        return self.publish is not None or self.export is not None
+
+    def say(self, line: str) -> None:
+        """Print a line that stays on the screen."""
+        typer.echo(line, err=self.as_json)
 
     def check(self, client: Client) -> None:
         """Check early for errors that would occur after hours.
@@ -57,16 +68,16 @@ class Results:
         """Write the events."""
         if self.history is not None:
             history.save(self.history)
-            typer.echo(f"wrote {self.history}")
+            self.say(f"wrote {self.history}")
 
     def keep(self, trainer: Trainer, categories: tuple[str, ...]) -> None:
         """Export and publish."""
         with _noted(trainer):
             if self.export is not None:
                 path = trainer.export(self.export)
-                typer.echo(f"wrote {path} ({size_text(path.stat().st_size)})")
+                self.say(f"wrote {path} ({size_text(path.stat().st_size)})")
             if self.publish is not None:
-                typer.echo(f"published {trainer.publish(self.publish, categories=categories)}")
+                self.say(f"published {trainer.publish(self.publish, categories=categories)}")
 
 
 @contextmanager
@@ -102,7 +113,7 @@ def follow(trainer: Trainer, first: int | None, results: Results) -> History:
             for event in trainer.watch(first):
                 history.add(event)
                 shown.show(event)
-                tell(event)
+                tell(event, results)
             if history.outcome == "failed":
                 raise failure(history[-1])
     except KeyboardInterrupt:
@@ -111,16 +122,16 @@ def follow(trainer: Trainer, first: int | None, results: Results) -> History:
         results.save(history)
     if history.evaluations:
         last = history.evaluations[-1]
-        typer.echo(f"at the end: {summary(last)}, on {last['sample_count']:,} samples")
+        results.say(f"at the end: {summary(last)}, on {last['sample_count']:,} samples")
     return history
 
 
-def tell(event: FitEvent) -> None:
-    """Print a line that stays on the screen."""
+def tell(event: FitEvent, results: Results) -> None:
+    """Print the line of an event, if it has one."""
     if event.kind == "evaluation":
-        typer.echo(f"epoch {event['epoch'] + 1}: {summary(event)}")
+        results.say(f"epoch {event['epoch'] + 1}: {summary(event)}")
     elif event.kind == "epoch" and event.get("loss") is not None:
-        typer.echo(f"epoch {event['epoch'] + 1}: loss {number_text(float(event['loss']))}")
+        results.say(f"epoch {event['epoch'] + 1}: loss {number_text(float(event['loss']))}")
     elif event.get("message") and event.kind != "failed":
         typer.echo(str(event["message"]), err=True)
 

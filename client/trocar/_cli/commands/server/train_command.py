@@ -8,8 +8,9 @@ import typer
 
 import trocar
 from trocar import Client
-from trocar._cli.failures import FAILED, refuse
-from trocar._cli.options.arguments import ModelId
+from trocar._cli.failures import refuse
+from trocar._cli.options.arguments import AsJson, ModelId
+from trocar._cli.runs.fit_outcome import end, uses_of
 from trocar._cli.runs.fit_run import Results, allowed_values, closed_unless_begun, follow
 from trocar._cli.runs.uploading import bars, check_data, stored
 from trocar._request.training.trainer_optimizers import Optimizer
@@ -127,11 +128,20 @@ def train(  # noqa: PLR0913 - options of a command
         Path | None,
         typer.Option(metavar="FILE", dir_okay=False, help="Save the events, one line of JSON each."),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the trainer on the server at the end.")] = False,
+    keep: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Whether to keep the trainer on the server at the end. Default: if nothing is published or "
+            "exported.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on the server.
 
-    The fit runs on the server and continues if this command is stopped; `trocar trainers watch` shows it.
+    The fit runs on the server and continues if this command is stopped; `trocar trainers watch` shows it. At
+    the end the result is published or exported, or its trainer stays on the server.
     """
     rules = [_clamp(text) for text in clamp or ()]
     with allowed_values():
@@ -142,7 +152,7 @@ def train(  # noqa: PLR0913 - options of a command
     check_data(client, data, "DATA")
     if evaluate is not None:
         check_data(client, evaluate, "--eval")
-    results = Results(publish, export, history)
+    results = Results(publish, export, history, as_json)
     results.check(client)
     with allowed_values():
         trainer = client.train(
@@ -178,14 +188,14 @@ def train(  # noqa: PLR0913 - options of a command
             )
     if share:
         typer.echo(f"{share:.0%} of the samples are evaluated and not trained on (--eval-split)", err=True)
-    if follow(trainer, first, results).outcome != "finished":
-        typer.echo(f"nothing was published or exported; trainer {trainer.trainer_id}")
-        raise typer.Exit(FAILED)
-    results.keep(trainer, _categories(client, dataset, head))
-    if keep:
-        typer.echo(f"trainer {trainer.trainer_id}")
-    else:
-        trainer.close()
+    told = follow(trainer, first, results)
+    categories = _categories(client, dataset, head)
+    if told.outcome == "finished":
+        results.keep(trainer, categories)
+    uses: dict[str, str] = {}
+    if keep or (keep is None and not results.has_weights):
+        uses = uses_of(trainer, dataset, epochs, batch, has_categories=bool(categories))
+    end(trainer, told, results, uses)
 
 
 def _default_split(dataset: StoredDataset) -> float:

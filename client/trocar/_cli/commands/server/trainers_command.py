@@ -99,9 +99,14 @@ def publish(
     client: Client,
     trainer_id: TrainerId,
     model_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the new model.")],
+    classes_of: Annotated[
+        str | None,
+        typer.Option(metavar="DATASET", help="Id of a data set whose classes name those of the model."),
+    ] = None,
 ) -> None:
     """Publish a copy of a trainer's weights as a hosted model."""
-    typer.echo(f"published {client.trainer(trainer_id).publish(model_id)}")
+    categories = client.dataset(classes_of).categories if classes_of else ()
+    typer.echo(f"published {client.trainer(trainer_id).publish(model_id, categories=categories)}")
 
 
 def unpublish(
