@@ -180,7 +180,7 @@ def _hidden_states(model: Any, path: str, blocks: Sequence[str], norm: str) -> d
     config = getattr(model, "config", None)
     if getattr(config, "model_type", "") in _OTHER_STATES:
         return {}
-    states = [f"{blocks[0]}/in[0]", *blocks]
+    states = [f"{blocks[0]}/in", *blocks]
     if norm and _ties_last(model, path, norm):
         states[-1] = norm
     if getattr(config, "conv_kernel_size", 0) and isinstance(_convolution(model, path), nn.Module):

@@ -135,7 +135,7 @@ def test_dictionaries_and_lists_reach_the_forward(client: trocar.Client, rows: i
     np.testing.assert_array_equal(maps["/in(levels)[1]"], inputs["levels"][1])
 
 
-GRADIENT = '/grad_in(batch)["image"]'
+GRADIENT = '/grad_in["image"]'
 
 
 def test_dry_runs_edits_gradients_and_streams_know_them(client: trocar.Client) -> None:

@@ -73,7 +73,8 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
 
 def _is_whole(target: Target) -> bool:
     """Whether the target can be replaced: a complete output or a complete argument."""
-    return (target.port, len(target.picks)) in (("out", 0), ("in", 1))
+    is_whole = len(target.picks) == (target.port == "in")  # which holds values by position
+    return is_whole and target.parameter is None
 
 
 def check_after_start(resolved: Resolved, start: Start, at: StartAt, recording: Recording) -> None:

@@ -177,7 +177,7 @@ class PeakMeter:
         self._live = live
         self._open: dict[str, list[int]] = {}
 
-    def enter(self, path: str, args: object = None, kwargs: object = None) -> None:
+    def enter(self, path: str, ports: object = None) -> None:
         """Note the start of a call."""
         calls = self.peaks.setdefault(path, [])
         self._open.setdefault(path, []).append(len(calls))

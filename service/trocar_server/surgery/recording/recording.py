@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trocar_server.surgery.ports import UNNAMED, CallPorts, Parameters, parameters_of
 from trocar_server.surgery.recording.liveness import LiveBytes, PeakMeter, fused_attention
 from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.structure import Picks, leaves
@@ -70,6 +71,7 @@ class ModuleCall:
         `Recording.peak_bytes`.
         peak_bytes: The same until the call ended.
         after_module: Of a function: the last step of the modules' clock before it.
+        positional: How many of its inputs were passed by position.
     """
 
     started: int
@@ -79,6 +81,7 @@ class ModuleCall:
     peak_bytes_before: int = 0
     peak_bytes: int = 0
     after_module: int = 0
+    positional: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class ModuleRecord:
         parameters: Its own parameters and buffers by name, not those of submodules. Their
         `is_overwritten` says whether a pass may write to them.
         buffers: Which of these are buffers.
+        arguments: The parameters of its `forward`.
     """
 
     path: str
@@ -103,6 +107,7 @@ class ModuleRecord:
     description: str = ""
     parameters: Mapping[str, Leaf] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
+    arguments: Parameters = UNNAMED
 
 
 @dataclass(frozen=True)
@@ -172,14 +177,13 @@ class Recorder:
         self._seen: list[tuple[list[Leaf], int, torch.Tensor, int]] = []
         self._open: dict[str, list[ModuleCall]] = {}
 
-    def enter(self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
+    def enter(self, path: str, ports: CallPorts) -> ModuleCall:
         """Record the start of a call, with its inputs."""
-        call = ModuleCall(started=self._tick())
+        call = ModuleCall(started=self._tick(), positional=ports.positional)
         self.calls.setdefault(path, []).append(call)
         self._open.setdefault(path, []).append(call)
-        self._note(call.inputs, "in", args)
-        for name, value in kwargs.items():
-            self._note(call.inputs, f"in({name})", value)
+        for port, value in ports.items():
+            self._note(call.inputs, port, value)
         return call
 
     def leave(self, path: str, output: Any) -> ModuleCall:
@@ -303,7 +307,7 @@ class StepCount:
     def __init__(self) -> None:
         self.step = 0
 
-    def enter(self, path: str, args: object = None, kwargs: object = None) -> None:
+    def enter(self, path: str, ports: object = None) -> None:
         """Count the start of a call."""
         self.step += 1
 
@@ -323,8 +327,10 @@ def hooked(modules: Mapping[str, nn.Module], recorder: Recorder | PeakMeter | St
 
 
 def _hook(module: nn.Module, path: str, recorder: Recorder | PeakMeter | StepCount) -> list[Any]:
+    parameters = parameters_of(module)
+
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder.enter(path, args, kwargs)
+        recorder.enter(path, CallPorts(parameters, args, kwargs))
 
     def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         recorder.leave(path, output)
@@ -361,7 +367,16 @@ def _module_record(
         for name, tensor in own_tensors(module).items()
     }
     buffers = frozenset(module._buffers)
-    return ModuleRecord(path, type(module).__name__, calls, count, module.extra_repr(), parameters, buffers)
+    return ModuleRecord(
+        path=path,
+        type_name=type(module).__name__,
+        calls=calls,
+        parameter_count=count,
+        description=module.extra_repr(),
+        parameters=parameters,
+        buffers=buffers,
+        arguments=parameters_of(module),
+    )
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

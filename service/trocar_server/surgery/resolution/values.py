@@ -7,7 +7,8 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
 from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord
 from trocar_server.surgery.resolution.call_records import Records
-from trocar_server.surgery.selectors.naming import canonical_name
+from trocar_server.surgery.resolution.inputs import input_place, shown_place
+from trocar_server.surgery.selectors.naming import canonical_name, split_port
 from trocar_server.surgery.selectors.selectors import ALL_CALLS, Order, Selector
 from trocar_server.surgery.sessions.taps import Target
 from trocar_server.surgery.structure import Picks, format_picks
@@ -16,6 +17,8 @@ Value = tuple[Target, Leaf]
 
 _MOST_NAMED = 5
 """Modules that run, in an error about one that does not."""
+_MOST_LISTED = 20
+"""Values of a call in an error."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,7 @@ def _values_of_call(selector: Selector, record: ModuleRecord, index: int, record
         name = canonical_name(
             record.path,
             call_label,
-            leaf.port,
-            _shown_picks(leaf, call),
+            *shown_place(leaf, record.arguments),
             records.kind,
             is_gradient=selector.is_gradient,
         )
@@ -148,17 +150,18 @@ def _is_input(selector: Selector) -> bool:
 
 def _port_leaves(selector: Selector, record: ModuleRecord, call: ModuleCall, kind: str) -> list[Leaf]:
     """Return the tensors of the port below the pick."""
-    leaves = call.inputs if _is_input(selector) else call.outputs
-    if selector.port == "in":
-        leaves = [leaf for leaf in leaves if leaf.port == "in" or not selector.picks]
+    if _is_input(selector):
+        port, picks = input_place(selector, record.arguments, call)
+        leaves = [leaf for leaf in call.inputs if leaf.port == port]
     else:
-        leaves = [leaf for leaf in leaves if leaf.port == selector.port]
-    below = [leaf for leaf in leaves if _is_below(leaf, selector.picks, leaves)]
-    if not below and (selector.picks or selector.port not in ("in", "out")):
+        port, picks = selector.port, selector.picks
+        leaves = [leaf for leaf in call.outputs if leaf.port == port]
+    below = [leaf for leaf in leaves if _is_below(leaf, picks, leaves)]
+    if not below and (picks or port != "out"):
         raise _unknown_pick(selector, record, call, kind)
     tensors = [leaf for leaf in below if leaf.shape is not None]
     if not tensors:
-        raise _not_a_tensor(selector, below)
+        raise _not_a_tensor(selector, below, _shown_inputs(record, call, kind) if _is_input(selector) else [])
     return tensors
 
 
@@ -173,12 +176,6 @@ def _is_below(leaf: Leaf, picks: Picks, leaves: list[Leaf]) -> bool:
         if not isinstance(key, int) or key >= 0 or key in keys or key + len(keys) != own:
             return False
     return True
-
-
-def _shown_picks(leaf: Leaf, call: ModuleCall) -> Picks:
-    """Omit `[0]` of a module's only input, so that its name is `fc/in`."""
-    is_only = leaf.port == "in" and len(call.inputs) == 1 and leaf.picks == (0,)
-    return () if is_only else leaf.picks
 
 
 def _never_called(selector: Selector, record: ModuleRecord, records: Records) -> ServiceError:
@@ -200,20 +197,41 @@ def _never_called(selector: Selector, record: ModuleRecord, records: Records) ->
 
 
 def _unknown_pick(selector: Selector, record: ModuleRecord, call: ModuleCall, kind: str) -> ServiceError:
-    leaves = call.inputs if _is_input(selector) else call.outputs
-    available = [canonical_name(record.path, None, leaf.port, leaf.picks, kind) for leaf in leaves[:20]]
+    problem = f"the value has no element {format_picks(selector.picks) or selector.port}"
+    if _is_input(selector):
+        available = _shown_inputs(record, call, kind)
+        first = record.arguments.names[:1]
+        if selector.port == "in" and not isinstance((*selector.picks, "")[0], int):
+            what = (
+                f"'{first[0]}', the first parameter of its forward" if first else "a first input by position"
+            )
+            has_first = any((leaf.port, leaf.picks[:1]) == ("in", (0,)) for leaf in call.inputs)
+            problem = problem if has_first else f"the call gets no value for {what}"
+        elif selector.port == "in":
+            problem = (
+                f"the call has no input {format_picks(selector.picks)}, counted by parameters of forward"
+            )
+        elif not selector.picks:
+            problem = f"the call has no input '{split_port(selector.port)[1]}'"
+    else:
+        available = [canonical_name(record.path, None, leaf.port, leaf.picks, kind) for leaf in call.outputs]
     return ServiceError(
         ErrorReason.UNKNOWN_PICK,
-        f"'{selector.text}': the value has no element {format_picks(selector.picks) or selector.port}; "
-        f"available: {', '.join(available) or 'none'}",
+        f"'{selector.text}': {problem}; available: {', '.join(available[:_MOST_LISTED]) or 'none'}",
         selector=selector.text,
     )
 
 
-def _not_a_tensor(selector: Selector, leaves: list[Leaf]) -> ServiceError:
+def _shown_inputs(record: ModuleRecord, call: ModuleCall, kind: str) -> list[str]:
+    places = (shown_place(leaf, record.arguments) for leaf in call.inputs if leaf.shape is not None)
+    return [canonical_name(record.path, None, *place, kind) for place in places]
+
+
+def _not_a_tensor(selector: Selector, leaves: list[Leaf], others: list[str]) -> ServiceError:
     kinds = ", ".join(sorted({leaf.type_name for leaf in leaves})) or "empty"
+    hint = f"; tensors among its inputs: {', '.join(others[:_MOST_LISTED])}" if others else ""
     return ServiceError(
         ErrorReason.NOT_A_TENSOR,
-        f"'{selector.text}' is not a tensor and contains none (it is {kinds})",
+        f"'{selector.text}' is not a tensor and contains none (it is {kinds}){hint}",
         selector=selector.text,
     )

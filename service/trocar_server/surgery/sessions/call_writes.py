@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from trocar_server.surgery.ports import Arguments
 from trocar_server.surgery.recording.writes import WriteWatch
-from trocar_server.surgery.sessions.hooks import Arguments, hook_calls
+from trocar_server.surgery.sessions.hooks import hook_calls
 from trocar_server.surgery.sessions.starting import laid_out
 from trocar_server.surgery.sessions.taps import Collector
 from trocar_server.surgery.structure import Picks, leaves, pick, put

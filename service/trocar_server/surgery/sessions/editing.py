@@ -10,13 +10,15 @@ parameter for as long as the session is open.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
 from trocar_server.surgery.parameter_swaps import ParameterSwaps
-from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
+from trocar_server.surgery.ports import Arguments, CallPorts, Parameters, parameters_of
+from trocar_server.surgery.sessions.hooks import Session, hook_calls
 from trocar_server.surgery.sessions.taps import Collector, Target, ValueMissingError
 from trocar_server.surgery.structure import Picks, pick, put
 from trocar_server.tensors.edits import Edit, Skip, edit_value
@@ -109,10 +111,11 @@ class EditSession(Session):
         skips = {entry.target.call: entry for entry in entries if isinstance(entry.edit.operation, Skip)}
         of_calls = edits_by_call([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
         kept: dict[int, Inputs] = {}
-        forward = _Skippable(module, self._kept, self._handles) if skips else None
+        parameters = parameters_of(module)
+        forward = _Skippable(module, parameters, self._kept, self._handles) if skips else None
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-            ports = in_ports(args, kwargs)
+            ports = CallPorts(parameters, args, kwargs)
             wanted = of_calls.get((index, True), [])
             for entry in wanted:
                 ports[entry.target.port] = self._edited(entry, ports, {})
@@ -123,7 +126,7 @@ class EditSession(Session):
             if forward is not None and index in skips:
                 forward.instead = skips[index].call_input
                 self._collector.edited.add(skips[index].target.name)
-            return with_ports(ports) if wanted else None
+            return ports.arguments() if wanted else None
 
         def leave(index: int, output: Any) -> Any:
             inputs, wanted = kept.pop(index, {}), of_calls.get((index, False), [])
@@ -178,6 +181,7 @@ class _Skippable:
 
     Args:
         module: The module; its `forward` is replaced until `undo` is closed.
+        parameters: Those of its `forward`.
         take: Copies an input of the call, by port, after other hooks have changed it.
         undo: Restores the module's forward.
 
@@ -188,22 +192,28 @@ class _Skippable:
     def __init__(
         self,
         module: nn.Module,
+        parameters: Parameters,
         take: Callable[[CallInput, Mapping[str, Any]], torch.Tensor],
         undo: ExitStack,
     ) -> None:
         self.instead: CallInput | None = None
+        self._parameters = parameters
         self._take = take
         self._forward = module.forward
         own, key = vars(module), "forward"
         before = [own[key]] if key in own else []
-        own[key] = self._call
+        own[key] = self._wrapped()
         undo.callback(lambda: own.update({key: before[0]}) if before else own.pop(key))
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        if self.instead is None:
-            return self._forward(*args, **kwargs)
-        chosen, self.instead = self.instead, None
-        return self._take(chosen, in_ports(args, kwargs))
+    def _wrapped(self) -> Callable[..., Any]:
+        @wraps(self._forward)  # its signature names the inputs
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self.instead is None:
+                return self._forward(*args, **kwargs)
+            chosen, self.instead = self.instead, None
+            return self._take(chosen, CallPorts(self._parameters, args, kwargs))
+
+        return forward
 
 
 def edits_by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:

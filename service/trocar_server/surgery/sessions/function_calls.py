@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from trocar_server.surgery.sessions.hooks import Arguments
+from trocar_server.surgery.ports import Arguments
 
 
 class CallListener(Protocol):

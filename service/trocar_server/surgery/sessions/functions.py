@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from trocar_server.surgery.guard import PassGuard
+from trocar_server.surgery.ports import UNNAMED, Arguments, CallPorts
 from trocar_server.surgery.recording.recording import Leaf, ModuleRecord, Recorder, StepCount, hooked
 from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.selectors.selectors import LOGITS
@@ -39,7 +40,7 @@ from trocar_server.surgery.sessions.editing import (
     in_place_calls,
 )
 from trocar_server.surgery.sessions.function_calls import FunctionWatch
-from trocar_server.surgery.sessions.hooks import Arguments, Session, in_ports, with_ports
+from trocar_server.surgery.sessions.hooks import Session
 from trocar_server.surgery.sessions.taps import CallsDifferError, Collector, StopForward, Target, by_call
 from trocar_server.surgery.structure import pick
 
@@ -127,13 +128,13 @@ class FunctionSession(Session):
         if not (wanted or before or after or is_written):
             return None
         own = args, dict(kwargs)
-        ports = in_ports(*self._given(own, is_written))
+        ports = CallPorts(UNNAMED, *self._given(own, is_written))
         _check_shapes(ports, wanted, before, after)
         self._edit(before, ports)
         if wanted:
             self._collector.collect(name, wanted, ports)
         self._edit(after, ports)
-        given = self._given(with_ports(ports), is_written)
+        given = self._given(ports.arguments(), is_written)
         if is_written:
             self._writes[name, index] = CallWrites(own, given)
         return given
@@ -308,7 +309,7 @@ class _RecordingListener:
         self._steps = steps
 
     def enter(self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.recorder.enter(name, args, kwargs).after_module = self._steps.step
+        self.recorder.enter(name, CallPorts(UNNAMED, args, kwargs)).after_module = self._steps.step
 
     def leave(
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any

@@ -28,10 +28,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from trocar_server.surgery.ports import Arguments, CallPorts, parameters_of
 from trocar_server.surgery.sessions.gradient_changes import Change
 from trocar_server.surgery.sessions.gradient_sets import SetChange
 from trocar_server.surgery.sessions.gradient_sites import Inputs, Written, by_place, tensor_at
-from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
+from trocar_server.surgery.sessions.hooks import Session, hook_calls
 from trocar_server.surgery.sessions.taps import Target
 from trocar_server.surgery.structure import put
 
@@ -119,13 +120,15 @@ class GradientRuleSession(Session):
     def _register(self, path: str, targets: Mapping[Target, list[int]]) -> None:
         written: dict[int, list[Written]] = {}
         inputs: dict[int, Inputs] = {}
+        module = self._model.get_submodule(path)
+        parameters = parameters_of(module)
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
             at_call = [target for target in targets if target.call == index]
             if not at_call:
                 return None
             wanted = [target for target in at_call if target.port != "out"]
-            ports = in_ports(args, kwargs)
+            ports = CallPorts(parameters, args, kwargs)
             entries = written.setdefault(index, [])
             for (port, picks), here in by_place(wanted).items():
                 value = tensor_at(ports, port, picks, here[0])
@@ -136,7 +139,7 @@ class GradientRuleSession(Session):
                 ports[port] = put(ports[port], picks, own)
                 self._attach(own, here, targets)
             inputs[index] = Inputs(ports)
-            return with_ports(ports) if wanted else None
+            return ports.arguments() if wanted else None
 
         def leave(index: int, output: Any) -> Any:
             for entry in written.pop(index, ()):
@@ -152,7 +155,7 @@ class GradientRuleSession(Session):
                 self._attach(own, here, targets)
             return output if wanted else None
 
-        hook_calls(self._model.get_submodule(path), self._handles, enter, leave)
+        hook_calls(module, self._handles, enter, leave)
 
     def _attach(self, value: Tensor, here: Sequence[Target], targets: Mapping[Target, list[int]]) -> None:
         key = id(value), value._version

@@ -27,6 +27,7 @@ from torch import nn
 
 from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.parameter_swaps import ParameterSwaps
+from trocar_server.surgery.ports import Arguments, CallPorts, parameters_of
 from trocar_server.surgery.sessions.gradient_errors import differentiable, independent, no_gradient_of
 from trocar_server.surgery.sessions.gradient_sites import (
     GradientPoint,
@@ -37,7 +38,7 @@ from trocar_server.surgery.sessions.gradient_sites import (
     by_place,
     tensor_at,
 )
-from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
+from trocar_server.surgery.sessions.hooks import Session, hook_calls
 from trocar_server.surgery.sessions.taps import Collector, Target, ValueMissingError
 from trocar_server.surgery.structure import leaves, put
 
@@ -143,16 +144,18 @@ class GradientSession(Session):
         """Register hooks at the selected calls of a module."""
         written: dict[int, list[Written]] = {}
         inputs: dict[int, Inputs] = {}
+        module = self._model.get_submodule(path)
+        parameters = parameters_of(module)
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
             at_call = [target for target in targets if target.call == index]
             if not at_call:
                 return None
-            ports = in_ports(args, kwargs)
+            ports = CallPorts(parameters, args, kwargs)
             with self._busy():
                 written[index] = self._enter_call([t for t in at_call if t.port != "out"], ports)
             inputs[index] = Inputs(ports)
-            return with_ports(ports) if written[index] else None
+            return ports.arguments() if written[index] else None
 
         def leave(index: int, output: Any) -> Any:
             wanted = [target for target in targets if target.call == index and target.port == "out"]
@@ -162,7 +165,7 @@ class GradientSession(Session):
                 taken = inputs.pop(index, None)
                 return self._leave_call(wanted, output, taken) if wanted and taken is not None else None
 
-        hook_calls(self._model.get_submodule(path), self._handles, enter, leave)
+        hook_calls(module, self._handles, enter, leave)
 
     def _enter_call(self, targets: Sequence[Target], ports: dict[str, Any]) -> "list[Written]":
         """Replace inputs of a call by tensors of the session."""

@@ -9,15 +9,14 @@ A session is a context manager. `hook_calls` observes every call of a module, an
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import nn
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword inputs of a call."""
+from trocar_server.surgery.ports import Arguments
 
 Enter: TypeAlias = Callable[[int, tuple[Any, ...], dict[str, Any]], Arguments | None]
 """Takes the call's index and its inputs; returns replacement inputs, or None."""
@@ -105,14 +104,3 @@ def _capture_last(module: nn.Module) -> None:
         function = getattr(hook, "func", hook)  # timm's are partials of methods
         if getattr(function, "__module__", None) in _CAPTURING:
             module._forward_hooks.move_to_end(key)  # type: ignore[attr-defined]  # an OrderedDict (torch 2.14)
-
-
-def in_ports(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a call by port."""
-    return {"in": args, **{f"in({key})": value for key, value in kwargs.items()}}
-
-
-def with_ports(ports: Mapping[str, Any]) -> Arguments:
-    """Return call arguments from ports, the inverse of `in_ports`."""
-    keywords = {port[3:-1]: value for port, value in ports.items() if port != "in"}
-    return tuple(ports["in"]), keywords

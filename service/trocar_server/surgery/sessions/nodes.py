@@ -21,6 +21,7 @@ from torch import fx, nn
 
 from trocar_server.errors import first_line
 from trocar_server.surgery.guard import PassGuard
+from trocar_server.surgery.ports import UNNAMED, CallPorts
 from trocar_server.surgery.recording.graph import TracedGraph, not_traceable
 from trocar_server.surgery.recording.recording import ModuleRecord, Recorder
 from trocar_server.surgery.recording.writes import WriteWatch
@@ -126,7 +127,7 @@ def record_nodes(
                 contexts.enter_context(watch)
             for name, value in run():
                 if name is not None:
-                    recorder.enter(name, (), {})
+                    recorder.enter(name, CallPorts(UNNAMED, (), {}))
                     recorder.leave(name, value)
                 del value
             if watch is not None:

@@ -14,6 +14,7 @@ only the thread that owns the device calls torch there.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ def _wrap(layer: nn.Module, undo: ExitStack) -> None:
     own: dict[str, Any] = {name: value for name, value in vars(layer).items() if name == "forward"}
     forward: Callable[..., Any] = layer.forward
 
+    @wraps(forward)  # its signature names the inputs
     def differentiable(*args: Any, **kwargs: Any) -> Any:
         if not _is_in_graph(layer, (args, kwargs)):
             return forward(*args, **kwargs)

@@ -25,9 +25,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from trocar_server.surgery.ports import Arguments, CallPorts, parameters_of
 from trocar_server.surgery.recording.writes import storage_key, written_tensors
 from trocar_server.surgery.sessions.taps import Target
-from trocar_server.surgery.structure import Picks
+from trocar_server.surgery.structure import put
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -101,7 +102,7 @@ class StartSession:
     Args:
         model: A replica to discard afterwards: tensors without data that its own code keeps stay there.
         Its inputs must be on the meta device.
-        target: The place of the value: an output that is one tensor, or a positional input.
+        target: The place of the value: an output that is one tensor, or a parameter that is.
         value: The value to continue the pass with.
 
     Raises:
@@ -113,6 +114,7 @@ class StartSession:
         self._target = target
         self._value = value
         self._module = model.get_submodule(target.path)
+        self._parameters = parameters_of(self._module)
         self._hidden: list[_Hidden] = []
         self._count = 0
         self._open_calls: list[int] = []
@@ -129,7 +131,7 @@ class StartSession:
         self._handles = [
             # When the pass begins, not here: a tap of parameters needs those with data.
             self._model.register_forward_pre_hook(self._hide),
-            self._module.register_forward_pre_hook(self._enter_call),
+            self._module.register_forward_pre_hook(self._enter_call, with_kwargs=True),
             self._module.register_forward_hook(self._leave_call, always_call=True),
         ]
         return self
@@ -147,13 +149,16 @@ class StartSession:
         self._hidden = _without_data(self._model)
         self._contexts.enter_context(self._watch)
 
-    def _enter_call(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _enter_call(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         index, self._count = self._count, self._count + 1
         self._open_calls.append(index)
-        if self._target.port == "out" or index != self._target.call:
+        port = self._target.port
+        if port == "out" or index != self._target.call:
             return None
         self._begin()
-        return _with(args, self._target.picks, self._value)
+        ports = CallPorts(self._parameters, args, kwargs)
+        ports[port] = put(ports[port], self._target.picks, self._value)
+        return ports.arguments()
 
     def _leave_call(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         index = self._open_calls.pop()
@@ -220,9 +225,3 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-
-
-def _with(args: tuple[Any, ...], picks: Picks, value: torch.Tensor) -> tuple[Any, ...]:
-    """Replace one positional argument."""
-    (position,) = picks
-    return tuple(value if index == position else argument for index, argument in enumerate(args))

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from trocar_server.surgery.ports import CallPorts, parameters_of
 from trocar_server.surgery.recording.recording import own_tensors
 from trocar_server.surgery.selectors.naming import split_port
-from trocar_server.surgery.sessions.hooks import Session, hook_calls, in_ports
+from trocar_server.surgery.sessions.hooks import Session, hook_calls
 from trocar_server.surgery.structure import Picks, pick
 
 
@@ -24,7 +25,7 @@ class Target:
         path: Module path, empty for the model itself; the name of a node or function.
         call: Call index, from 0; 0 for a parameter.
         port: `out`, `in`, `in(name)`, `param(name)` or `scores`.
-        picks: Path into the port's value. The value of `in` is the tuple of positional inputs.
+        picks: Path into the port's value. See Note: [Names of inputs] for that of `in`.
         clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
         kind: Kind of the path: `module`, `fx` or `fn`.
         is_gradient: Whether the target is the gradient with respect to that value.
@@ -207,16 +208,23 @@ class TapSession(Session):
         if self._groups.parameters:
             self._collector.values.update(parameter_values(self._model, self._groups.parameters))
         for path, of_calls in self._groups.by_path.items():
-            enter = partial(self._enter, path, of_calls) if path in self._groups.entered else None
+            module = self._model.get_submodule(path)
+            enter = partial(self._enter, module, path, of_calls) if path in self._groups.entered else None
             leave = partial(self._leave, path, of_calls)
-            hook_calls(self._model.get_submodule(path), self._handles, enter, leave)
+            hook_calls(module, self._handles, enter, leave)
 
     def _enter(
-        self, path: str, of_calls: TargetsByCall, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        path: str,
+        of_calls: TargetsByCall,
+        index: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         wanted = of_calls.get((index, True))
         if wanted:
-            self._collector.collect(path, wanted, in_ports(args, kwargs))
+            self._collector.collect(path, wanted, CallPorts(parameters_of(module), args, kwargs))
 
     def _leave(self, path: str, of_calls: TargetsByCall, index: int, output: Any) -> None:
         wanted = of_calls.get((index, False))

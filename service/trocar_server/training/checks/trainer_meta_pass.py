@@ -105,11 +105,15 @@ def influenced(
 
 
 def _example(hosted: HostedModel, recording: Recording) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    inputs = recording.modules[""].calls[0].inputs
-    is_flat = all(leaf.shape is not None and len(leaf.picks) == (leaf.port == "in") for leaf in inputs)
+    call = recording.modules[""].calls[0]
+    is_flat = all(leaf.shape is not None and len(leaf.picks) == (leaf.port == "in") for leaf in call.inputs)
     if not is_flat:
         return hosted.example_inputs(), {}
     device = "meta" if recording.is_symbolic else hosted.device
-    tensors = [(leaf.port, torch.zeros(leaf.shape or (), dtype=leaf.dtype, device=device)) for leaf in inputs]
-    args = [tensor for port, tensor in tensors if port == "in"]
-    return args, {port[3:-1]: tensor for port, tensor in tensors if port != "in"}
+    tensors = {
+        (leaf.port, leaf.picks): torch.zeros(leaf.shape or (), dtype=leaf.dtype, device=device)
+        for leaf in call.inputs
+    }
+    parameters = recording.modules[""].arguments
+    args = [tensors.pop(parameters.place_at(position)) for position in range(call.positional)]
+    return args, {parameters.name_of(place): tensor for place, tensor in tensors.items()}

@@ -16,6 +16,7 @@ modules only the outer ones are wrapped.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ def _wrap(path: str, module: nn.Module, undo: ExitStack) -> None:
     forward: Callable[..., Any] = module.forward
     had_own = "forward" in vars(module)
 
+    @wraps(forward)  # its signature names the inputs
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)

@@ -86,7 +86,7 @@ def test_a_selector_of_another_kind_stands_for_values_in_execution_order(
         ("fn:softmax#3", ErrorReason.CALL_OUT_OF_RANGE, "the last one is '#2'"),
         ("fn:softmax#3:", ErrorReason.UNKNOWN_FUNCTION, "empty range"),
         ("fn:softmax@0/scores", ErrorReason.UNKNOWN_PICK, "available: fn:softmax"),
-        ("fn:relu/in(mask)", ErrorReason.UNKNOWN_PICK, "available: fn:relu/in[0]"),
+        ("fn:relu/in(mask)", ErrorReason.UNKNOWN_PICK, "available: fn:relu/in"),
         ("fx:layer1.0.ad", ErrorReason.UNKNOWN_NODE, "nearest: layer1.0.add"),
         ("fx:zzz", ErrorReason.UNKNOWN_NODE, "get_graph_node_names"),
         ("fx:chunk[2]", ErrorReason.UNKNOWN_PICK, "available: fx:chunk[0], fx:chunk[1]"),

@@ -135,7 +135,7 @@ def test_picks_lead_into_tuples_dicts_and_dataclasses() -> None:
 
 def test_keyword_inputs_are_collected_by_name() -> None:
     values = collected(Structured, ["split/in", "split/in(scale)", "/out"], ROWS)
-    assert torch.equal(values["split/in[0]"], ROWS + 1)
+    assert torch.equal(values["split/in"], ROWS + 1)
     assert torch.equal(values["split/in(scale)"], ROWS * 2)
 
 
