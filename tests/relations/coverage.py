@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from tests.relations.fields import every_field
-from tests.relations.relations import Outcome
+from tests.relations.outcome import Outcome
 
 
 class Coverage:

@@ -17,6 +17,8 @@ SUMMARIES = [
     *("l1", "skewness", "kurtosis", "quantiles", "histogram", "count"),
 ]
 
+_MOMENTS = ("skewness", "kurtosis")
+"""They do not know of the size of values: of gradients that cancel they are moments of rounding errors."""
 
 Drawn: TypeAlias = tuple[Sequence[trocar.Reduction], int | None, bool]
 """Reductions, the dimension of samples after them, and whether the other dimensions are as before."""
@@ -98,10 +100,13 @@ def _statistics(
     over = "sample" if rules.by_sample else chance.choice(["all", "channel", "sample"])
     if rules.by_sample and rows is None:
         return
-    names: list[Any] = chance.sample(SUMMARIES, chance.randint(1, 5))
+    usable = [
+        name for name in SUMMARIES if not (rules.by_sample and options["gradient"] and name in _MOMENTS)
+    ]
+    names: list[Any] = chance.sample(usable, chance.randint(1, 5))
     if over == "channel":
         names += chance.choice([[], ["covariance"]])
-    elif chance.random() < 0.3:
+    elif place.rank > 1 and not reduced and chance.random() < 0.3:
         names.append("argmax_channel")
     edges = trocar.histogram([-1, -0.1, 0, 0.3, 2])
     if not rules.by_sample and chance.random() < 0.5:

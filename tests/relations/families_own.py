@@ -205,9 +205,19 @@ OWN = [
         classes=5,
     ),
     Family("tagger", Tagger, {"x": "b4l"}, {"l": 9}, input_shape=(4, 9)),
-    Family("volume", Volume, {"x": "b34hw"}, {"h": 6, "w": 6}, input_shape=(3, 4, 6, 6), classes=5),
-    Family("channels-last", ChannelsLast, _PICTURE, {"h": 16, "w": 12}, input_shape=(3, 16, 12), classes=5),
-    Family("unet", Unet, _PICTURE, {"h": 8, "w": 12}, input_shape=(3, 8, 12)),
+    Family(
+        "volume", Volume, {"x": "b34hw"}, {"h": 6, "w": 6}, input_shape=(3, 4, 6, 6), classes=5, grows=True
+    ),
+    Family(
+        "channels-last",
+        ChannelsLast,
+        _PICTURE,
+        {"h": 16, "w": 12},
+        input_shape=(3, 16, 12),
+        classes=5,
+        grows=True,
+    ),
+    Family("unet", Unet, _PICTURE, {"h": 8, "w": 12}, input_shape=(3, 8, 12), grows=True),
     Family("experts", Experts, {"x": "bl8"}, {"l": 6}, input_shape=(6, 8)),
     Family(
         "equal-towers",
@@ -218,7 +228,7 @@ OWN = [
         sides=("right", "left"),
         says_nothing=True,
     ),
-    Family("queries", Queries, _PICTURE, {"h": 8, "w": 12}, input_shape=(3, 8, 12)),
+    Family("queries", Queries, _PICTURE, {"h": 8, "w": 12}, input_shape=(3, 8, 12), grows=True),
     Family("tuple", Tuple, {"x": "b8"}, {}, input_shape=(8,)),
 ]
 """The families of this file."""

@@ -147,7 +147,7 @@ TEXT = [
     _both("flava", _flava, 5, {"input_ids": "bt", "pixel_values": "b3hw", "attention_mask": "bt"}),
     _both("flava-6", _flava, 6, {"input_ids": "bt", "pixel_values": "b3hw", "attention_mask": "bt"}),
     _both("blip", _blip, 5, {"pixel_values": "b3hw", "input_ids": "bt", "attention_mask": "bt"}),
-    _both("vilt", lambda: T.ViltModel(T.ViltConfig(**_TEXT, image_size=16, patch_size=8)), 5),
+    _both("vilt", lambda: T.ViltModel(T.ViltConfig(**_TEXT, image_size=16, patch_size=8)), 5, is_random=True),
     Family(
         "wav2vec2",
         _wav2vec2,
@@ -158,7 +158,7 @@ TEXT = [
     ),
     Family("hf-vit", _shared("vit"), {"pixel_values": "b3hw"}, {"h": 8, "w": 8}, classes=2),
     Family("dinov2", _shared("dinov2"), {"pixel_values": "b3hw"}, {"h": 8, "w": 8}),
-    Family("segformer", _shared("segformer"), {"pixel_values": "b3hw"}, {"h": 64, "w": 64}),
+    Family("segformer", _shared("segformer"), {"pixel_values": "b3hw"}, {"h": 64, "w": 64}, grows=True),
     Family("detr", _shared("detr"), {"pixel_values": "b3hw"}, {"h": 64, "w": 64}),
     Family(
         "whisper",

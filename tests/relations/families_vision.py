@@ -22,9 +22,16 @@ def _swin() -> Any:
     return vision.SwinTransformer([4, 4], 8, [2, 2], [1, 2], [2, 2], num_classes=5)
 
 
-def _of(name: str, make: Any, side: int = 16, argument: str = "x") -> Family:
+def _of(name: str, make: Any, side: int = 16) -> Family:
+    """A classifier of pictures; those of 32 pixels may be of any height."""
     return Family(
-        name, make, {argument: "b3hw"}, {"h": side, "w": side}, input_shape=(3, side, side), classes=5
+        name,
+        make,
+        {"x": "b3hw"},
+        {"h": side, "w": side},
+        input_shape=(3, side, side),
+        classes=5,
+        grows=side > 16 and name != "timm-swin",
     )
 
 
@@ -35,7 +42,7 @@ VISION = [
     _of("mobilenet", partial(vision.mobilenet_v2, num_classes=5, width_mult=0.1), 32),
     _of("vit", partial(vision.VisionTransformer, 16, 8, 2, 2, 16, 20, num_classes=5)),
     _of("swin", _swin, 32),
-    _of("convnext", _convnext, 32, "x"),
+    _of("convnext", _convnext, 32),
     _of("timm-vit", partial(timm.VisionTransformer, depth=2, num_heads=2, **_PATCHES)),
     _of("timm-mixer", partial(timm.MlpMixer, num_blocks=2, **_PATCHES)),
     _of("timm-convnext", partial(timm.ConvNeXt, depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=5), 32),

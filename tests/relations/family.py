@@ -41,6 +41,10 @@ class Family:
     """Of the example input, for models that do not say it themselves."""
     says_nothing: bool = False
     """Whether the configuration must name its arguments."""
+    is_random: bool = False
+    """Whether two equal passes may differ, by torch's random numbers: only `length` asks it."""
+    grows: bool = False
+    """Whether images may have another height."""
     vocabulary: int = 30
     ids: tuple[str, ...] = ()
     """Arguments of indices whose names do not end in `_ids`."""
@@ -67,12 +71,13 @@ class Family:
         known = {**self.sizes, **(sizes or {}), SAMPLES: batch}
         kept = {letter: _mask(counts, known[letter], side) for letter, counts in (lengths or {}).items()}
         made: Inputs = {}
-        for name, letters in self.axes.items():
+        seed = int(random.integers(2**31))  # one stream for each argument: sizes of others do not change it
+        for number, (name, letters) in enumerate(self.axes.items()):
             shape = tuple(known[letter] if letter in known else int(letter) for letter in letters)
             if name in self.masks.values():
                 made[name] = kept.get(letters[-1], np.ones(shape, np.int64))
                 continue
-            value = self._values(name, shape, random)
+            value = self._values(name, shape, np.random.default_rng((seed, number)))
             for letter, mask in kept.items():
                 if letter in letters:
                     value = _padded(value, mask, letters, letter)

@@ -10,7 +10,9 @@ import grpc
 import trocar
 from tests.relations.families import FAMILIES
 from tests.relations.family import Family
+from tests.support.servers.gateway import Gateway, is_serving
 from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
 
 CACHE_BYTES = 64 << 20
@@ -69,6 +71,15 @@ class Hosts:
             if not FAMILIES[name].says_nothing
         }
         return self.connected("local", models=models, options={"device": "cpu"})
+
+    @cached_property
+    def gateway(self) -> trocar.Client:
+        """A client that reaches the server through a gateway process."""
+        gateway = Gateway(self.server, models=self.names)
+        self._stack.callback(gateway.stop)
+        client = self.connected(gateway.address, direct=False)
+        wait_until(lambda: is_serving(gateway))
+        return client
 
     @cached_property
     def channel(self) -> grpc.Channel:

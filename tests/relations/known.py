@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import trocar
+from tests.relations.draw_taps import channels_of
 from tests.relations.families import FAMILIES
 from tests.relations.layouts import Place
 from tests.relations.replies import Difference
@@ -73,9 +74,37 @@ KNOWN = [
         "equal by chance",
         40,
         "the mask of the text counts at values of another tower with as many positions",
-        ("alone",),
-        _at(_by_chance),
+        ("alone", "length"),
+        lambda family, difference: (
+            difference.place is not None
+            and "channels" not in difference.text
+            and _by_chance(family, difference.place)
+        ),
         ("flava", trocar.tap("image_model.encoder.layer.1.output", **_COUNT)),  # type: ignore[arg-type]
+    ),
+    Known(
+        "positional masks",
+        40,
+        "an attention mask that is sent by position does not count",
+        ("position",),
+        lambda family, difference: bool(FAMILIES[family].masks) and difference.kind != "refusal",
+        ("bert", trocar.tap("bert.encoder.layer.1.output", **_COUNT)),  # type: ignore[arg-type]
+    ),
+    Known(
+        "channels by rank",
+        40,
+        "channels are the last dimension of rank 3, otherwise dimension 1: these may be tokens",
+        ("length",),
+        _at(lambda _, place: channels_of(place) in (*place.lengths.values(), *place.spatial)),
+        ("tagger", trocar.tap("second", stats=["mean"], over="channel", values=False)),
+    ),
+    Known(
+        "channels last",
+        40,
+        "the rows of (samples, rows, columns, width) are taken for the channels",
+        ("length",),
+        _at(lambda _, place: 1 in place.spatial),
+        ("swin", trocar.tap("features.1.1", stats=["mean"], over="channel", values=False)),
     ),
     Known(
         "rank alone",

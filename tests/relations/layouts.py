@@ -34,6 +34,10 @@ class Place:
     lengths: Mapping[str, int]
     """The dimensions that move with a length, by its letter, and are as long."""
     is_float: bool
+    is_alone: bool
+    """Whether it is the same whatever the texts and sequences of the call are."""
+    spatial: tuple[int, ...] = ()
+    """Dimensions that move with the height of images."""
     stretched: frozenset[str] = frozenset()
     """Letters of lengths that it moves with in another measure, such as frames of sound."""
 
@@ -58,6 +62,8 @@ def places(name: str) -> tuple[Place, ...]:
         if letter in family.sizes:
             longer = family.sizes[letter] + _STEP.get(letter, 1)
             more[letter] = _values(family, module, BATCH, {letter: longer})
+    if family.grows:
+        more["h"] = _values(family, module, BATCH, {"h": 2 * family.sizes["h"]})
     return tuple(
         _place(
             family,
@@ -81,7 +87,7 @@ def _place(
         ]
         for letter, other in others.items()
     }
-    rows = moved.pop(SAMPLES)
+    rows, spatial = moved.pop(SAMPLES), moved.pop("h", [])
     is_plain = len(rows) == 1 and value.shape[rows[0]] == BATCH
     lengths, stretched = {}, set()
     for letter, dims in moved.items():
@@ -99,6 +105,12 @@ def _place(
         bool(rows) and not is_plain,
         lengths,
         value.is_floating_point(),
+        all(
+            other.shape == value.shape and torch.allclose(other.float(), value.float(), atol=1e-5)
+            for letter, other in others.items()
+            if letter != SAMPLES
+        ),
+        tuple(spatial),
         frozenset(stretched),
     )
 

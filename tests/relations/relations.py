@@ -7,103 +7,24 @@
 | `company` | a call by itself, and after and beside other calls |
 | ways | `extract`, and every other way to ask: see `ways.py` |
 
-Both ways are refused for one reason of `TRUE_REFUSALS`, or neither is.
+Both ways are refused for one reason of `outcome.TRUE_REFUSALS`, or neither is.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import numpy as np
 
-import trocar
 from tests.relations.draw_taps import Rules
 from tests.relations.families import FAMILIES
-from tests.relations.fields import fields_of
 from tests.relations.hosting import Hosts
 from tests.relations.layouts import BATCH
-from tests.relations.replies import Comparison, Parts, close, parts, same_bits
+from tests.relations.outcome import Outcome, asked, compare_bits, named, refused_alike
+from tests.relations.replies import Comparison, close, parts
 from tests.relations.request import Request, Wanted
-from tests.relations.requests import draw_inputs, draw_request, refusal
-
-TRUE_REFUSALS = frozenset(
-    (
-        "EDIT_SHAPE_MISMATCH",
-        "EDIT_NOT_POSSIBLE",
-        "EDIT_NOT_REACHED",
-        "EDIT_DTYPE_REJECTED",
-        "NOT_DIFFERENTIABLE",
-        "OBJECTIVE_REJECTED",
-        "OBJECTIVE_OUT_OF_RANGE",
-        "REDUCTION_REJECTED",
-        "DUPLICATE_NAME",
-        "NOT_A_TENSOR",
-    )
-)
-"""Why a request of the generator may be refused: it does not fit the value that it names."""
-
-
-@dataclass
-class Outcome:
-    """What came of one case.
-
-    Attributes:
-        relation: Its name.
-        family: Its name.
-        comparison: What was compared.
-        refused: Why both ways were refused; empty if they were not.
-        request: What was asked; None if it is no request of the generator.
-        inputs: With these inputs.
-    """
-
-    relation: str
-    family: str
-    comparison: Comparison = field(default_factory=Comparison)
-    refused: str = ""
-    request: Request | None = None
-    inputs: Any = None
-
-    def tapped(self, reply: Any) -> None:
-        """Note where the feature maps of a reply were tapped."""
-        if self.request is not None:
-            self.comparison.places |= {
-                name: wanted.place for name, wanted in named(self.request, reply).items()
-            }
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The fields of the request, if its reply had finite values that are not all the same."""
-        if self.request is None or self.refused or not self.comparison.solid:
-            return frozenset()
-        solid = tuple(wanted for wanted in self.request.wanted if self._is_solid(wanted))
-        return fields_of(self.request.with_taps(solid).message(FAMILIES[self.family], self.inputs))
-
-    def _is_solid(self, wanted: Wanted) -> bool:
-        places = self.comparison.places
-        return any(places.get(name) == wanted.place for name in self.comparison.solid)
-
-
-def asked(ask: Callable[[], trocar.FeatureMaps]) -> trocar.FeatureMaps | str:
-    """Return the reply, or why there is none."""
-    try:
-        return ask()
-    except trocar.TrocarError as error:
-        return refusal(error)
-
-
-def refused_alike(outcome: Outcome, *replies: trocar.FeatureMaps | str) -> bool:
-    """Record refusals: all ways refuse for one true reason, or none does."""
-    reasons = [reply if isinstance(reply, str) else "" for reply in replies]
-    if not any(reasons):
-        return False
-    outcome.refused = reasons[0] or reasons[-1]
-    if len(set(reasons)) > 1:
-        outcome.comparison.refuse(f"refused in one way: {reasons}")
-    elif outcome.refused not in TRUE_REFUSALS:
-        outcome.comparison.refuse(f"refused without a true reason: {outcome.refused}")
-    return True
+from tests.relations.requests import draw_inputs, draw_request
 
 
 def alone(hosts: Hosts, name: str, chance: Random, request: Request | None = None) -> Outcome:
@@ -211,14 +132,6 @@ def company(hosts: Hosts, name: str, chance: Random, request: Request | None = N
     return outcome
 
 
-def compare_bits(comparison: Comparison, mine: Parts, theirs: Parts) -> None:
-    """Compare two replies bit for bit."""
-    if mine.keys() != theirs.keys():
-        comparison.refuse(f"parts {sorted(mine.keys() ^ theirs.keys())} are in one reply only")
-    for part in mine.keys() & theirs.keys():
-        comparison.note(part, mine[part], theirs[part], same_bits)
-
-
 _LOOSE = {"skewness": 0.05, "kurtosis": 0.05, "zero_fraction": 0.05, "var": 1e-2, "std": 1e-2}
 
 
@@ -232,15 +145,3 @@ def tolerance(request: Request, wanted: Wanted, kind: str) -> Callable[[Any, Any
             one.sum() == other.sum() and np.abs(one - other).sum() <= max(2, 0.02 * other.sum())
         )
     return close(max(family_tolerance, _LOOSE.get(kind, 0)))
-
-
-def named(request: Request, reply: Any) -> dict[str, Wanted]:
-    """Return the taps by the names that they have in a reply."""
-    named: dict[str, Wanted] = {}
-    for wanted in request.wanted:
-        for name in reply.expansions.get(wanted.tap.selector, ()) or [wanted.tap.alias or ""]:
-            named[name] = wanted
-    for wanted in request.wanted:
-        if wanted.tap.alias:
-            named[wanted.tap.alias] = wanted
-    return named

@@ -1,5 +1,6 @@
 """Random requests for a family: taps, edits, objectives, sources and options together."""
 
+import inspect
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -70,11 +71,4 @@ def _options(chance: Random) -> dict[str, Any]:
 
 def is_positional(family: Family, module: Any) -> bool:
     """Whether the arguments are the first ones of `forward`, in their order."""
-    import inspect
-
     return list(inspect.signature(module.forward).parameters)[: len(family.axes)] == list(family.axes)
-
-
-def refusal(error: trocar.TrocarError) -> str:
-    """Return why a call was refused, as a stable name."""
-    return str(getattr(error, "reason", "") or type(error).__name__)
