@@ -98,6 +98,8 @@ def _statistics(
     if not place.is_float or chance.random() < 0.35:
         return
     over = "sample" if rules.by_sample else chance.choice(["all", "channel", "sample"])
+    if over == "channel" and reduced and place.rank < 4:
+        over = "all"  # a reduction may leave one dimension
     if rules.by_sample and rows is None:
         return
     usable = [
@@ -195,4 +197,6 @@ def _padded_choices(chance: Random, place: Place, _: Rules) -> Any:
         return [trocar.gram(normalized=chance.random() < 0.5)], 0, False
     if kind == "channels":
         return [trocar.channels([0, place.shape[2] - 1])], 0, True
+    if place.stretched or 2 in place.lengths.values():
+        return None  # components are of a fixed number of channels
     return [_pca(chance, place.shape[2])], 0, True

@@ -59,7 +59,7 @@ class Hosts:
 
     def connected(self, address: str, **options: Any) -> trocar.Client:
         """Return another client."""
-        options = {"timeout_s": 60, "retries": 0, "cache": False, **options}
+        options = {"timeout_s": 600, "retries": 0, "cache": False, **options}
         return self._stack.enter_context(trocar.connect(address, **options))
 
     @cached_property

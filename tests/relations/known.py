@@ -7,6 +7,8 @@ this file.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 import trocar
 from tests.relations.draw_taps import channels_of
 from tests.relations.families import FAMILIES
@@ -58,6 +60,10 @@ def _by_chance(family: str, place: Place) -> bool:
 def _is_of_encoder(family: str, place: Place) -> bool:
     """Whether a value beside a decoder of equal length has the encoder's tokens."""
     return "u" in FAMILIES[family].sizes and "t" in place.lengths
+
+
+def _is_view_of_one(_: str, difference: Difference) -> bool:
+    return "INPUT_REJECTED" in difference.text and "one way" in difference.text
 
 
 _COUNT = {"stats": ["count", "mean"], "over": "sample", "values": False}
@@ -126,6 +132,14 @@ KNOWN = [
         ("alone",),
         _at(_is_of_encoder),
         ("t5", trocar.tap("decoder.block.0.layer.1.EncDecAttention.k", **_COUNT)),  # type: ignore[arg-type]
+    ),
+    Known(
+        "a cast of one sample",
+        39,
+        "of one sample, `[:, ..., 0]` as float16 is refused in torch's words of strides",
+        ("alone",),
+        _is_view_of_one,
+        ("tuple", trocar.tap("body.2", index=np.s_[:, ..., 0], cast="float16")),
     ),
     Known(
         "texts and images together",

@@ -58,8 +58,10 @@ def prepared(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> 
 
 
 def cached(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> Any:
-    """Ask twice: the second call sends a digest and is answered from the cache."""
+    """Ask twice, after another call with the same inputs: the last is a digest, answered from the cache."""
     options = {**request.arguments(3), "cache": True}
+    first = next((place.selector for place in places(family.name) if place.is_float), "/out")
+    hosts.client.extract(family.name, inputs, first, cache=True)
     hosts.client.extract(family.name, inputs, request.taps, **options)
     return hosts.client.extract(family.name, inputs, request.taps, **options)
 
