@@ -9,9 +9,11 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 # Two workers fill two cores; a file's tests stay together, as they share servers. PYTEST_ARGS comes behind:
-# `PYTEST_ARGS="-n 0"` runs everything in one process, as `--pdb` needs. A test that fails is run once more, and
-# its first failure is shown all the same; a run in which that happens more than three times fails.
-PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --reruns 1
+# `PYTEST_ARGS="-n 0"` runs everything in one process, as `--pdb` needs.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A run that somebody waits for has eight parameters of each test, and a tenth of the random ones.
+SAMPLE := RELIABILITY_SCALE=$${RELIABILITY_SCALE:-0.1}
+SAMPLED := --sample 8
 PYTEST_ARGS ?=
 # Tests start hundreds of processes: without bytecode files each compiles what it imports of our 100,000 lines.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +21,7 @@ BENCH_ARGS ?=
 # The wheel is the same, byte for byte, wherever a commit is built.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
 # What runs with the newest and with the oldest dependencies too: wire, contract, training, images, files. Random requests
-# and fits, a third of its time, are in `make test` alone.
+# and fits, a third of its time, are in `make test-all` alone.
 RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/integration/streams/test_streams.py \
 	$(addprefix tests/unit/client/_,base page request result transport uploads wire) tests/integration/client/test_page.py \
 	tests/unit/decoding/test_pixels.py tests/unit/models/test_preprocessing.py tests/unit/models/weights/test_weights_file.py \
@@ -32,7 +34,7 @@ RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/in
 	$(addprefix tests/integration/training/test_,datasets.py trainers.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool gpu proto page wheel sdist docs constraints clean
+.PHONY: help demo demo-train demo-text test test-changed test-all test-newest test-floors check check-triton bench bench-spool gpu proto page wheel sdist docs constraints clean
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,12 +48,18 @@ demo-train: .venv/.demo  ## Fine-tune that model on handwritten digits through t
 demo-text: .venv/.demo  ## Serve a real sentence model: which sentences mean the same, and by which tokens
 	$(BIN)/trocar demo-text --out demo-output
 
-test: .venv/.dev  ## Run every test (PYTEST_ARGS="-k name" for some)
-	$(BIN)/python $(PYTEST) $(PYTEST_ARGS)
+test: .venv/.dev  ## Run the tests, long lists by sample (PYTEST_ARGS="-k name" for some)
+	$(SAMPLE) $(BIN)/python $(PYTEST) $(SAMPLED) -m "not whole" $(PYTEST_ARGS)
+
+test-changed: .venv/.dev  ## Run the tests of what differs from the last commit, in minutes (BASE=main for another one)
+	$(SAMPLE) $(BIN)/python -m tools.changed_tests $(if $(BASE),--base $(BASE)) -- $(PYTEST) $(SAMPLED) $(PYTEST_ARGS)
+
+test-all: .venv/.dev  ## Run every test with all parameters, and keep which tests reach what for test-changed
+	$(BIN)/python $(PYTEST) --record $(PYTEST_ARGS)
 
 test-newest test-floors: test-%: .venv/.dev  ## Run the parts that dependencies can break, with the newest or the oldest that pip may choose
 	$(BIN)/python -m tools.make_environment $*
-	.venv-$*/bin/python $(PYTEST) $(RANGE_TESTS) $(PYTEST_ARGS) \
+	$(SAMPLE) .venv-$*/bin/python $(PYTEST) $(SAMPLED) $(RANGE_TESTS) $(PYTEST_ARGS) \
 		--ignore-glob='tests/contract/test_random_*' \
 		--deselect tests/unit/client/test_package.py::test_the_sync_client_is_fresh  # needs the formatter: make check
 

@@ -32,7 +32,6 @@ class Part:
 def parts(folder: Path) -> dict[str, Part]:
     """Return the parts by name, in their order: their limits are 28 minutes together."""
     python = sys.executable
-    # CI's second try of a failed test would hide what this run is for.
     tests = (python, "-m", "pytest", "-m", "cuda", "-n", "0", "-v", *files_of_tests())
     results = str(folder / "results.json")
     return {

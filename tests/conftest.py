@@ -32,11 +32,14 @@ sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that the page on reliability names; skip those that need a GPU where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave a sample, where a run has one; mark tests of a whole run, of the reliability page, of a GPU."""
     from tests.support import ROOT
     from tests.support.files.reliability_page import is_named, named_tests
+    from tests.support.selection import sampling, whole_run
 
+    sampling.select(config, items)
+    whole_run.mark(items)
     _skip_without_cuda([item for item in items if item.get_closest_marker("cuda")])
     named = set(named_tests())
     files = {ROOT / file: file for file, _ in named}
@@ -85,26 +88,39 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-_RERUN_LIMIT = 3
-"""So many tests of a run may pass at a second try only (`--reruns 1`)."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that choose tests, and the one that records what they reach."""
+    from tests.support.selection import recording, sampling
+
+    sampling.add_options(parser)
+    recording.add_options(parser)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show how tests failed that passed at their second try: each is a defect, of a test or of Trocar."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
-        report.toterminal(terminalreporter._tw)
+_RECORDING = pytest.StashKey["Recording | None"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of a sample; begin to record."""
+    from tests.support.selection import recording, sampling
+
+    sampling.configure(config)
+    config.stash[_RECORDING] = recording.begin(config)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Tell the seed of a sample."""
+    from tests.support.selection import sampling
+
+    return sampling.header(config)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run in which more tests than a few needed a second try: that is no chance."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:
-        return
-    count = len(reporter.stats.get("rerun", []))
-    if count > _RERUN_LIMIT and session.exitstatus == pytest.ExitCode.OK:
-        reporter.write_line(f"{count} tests passed at a second try only: more than {_RERUN_LIMIT}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    """Write what a run recorded."""
+    if recording := session.config.stash[_RECORDING]:
+        said = recording.finish(is_good=session.exitstatus == pytest.ExitCode.OK)
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if said and reporter is not None:
+            reporter.write_line(said)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,11 +1,10 @@
-"""Mutants: small random defects in the server, and which of them the tests of their file notice.
+"""Mutants: small random defects, and which of them the tests that reach their function notice.
 
     .venv/bin/python -m tools.mutants --count 40 --seed 0 --commit HEAD~20 --commit HEAD
 
 Each commit is tested in a worktree of its own in a temporary folder: the checkout is never touched. The tests
-of a mutant are those at its path below tests/unit and those that import its file, or those of the nearest
-folder. Prints a JSON object a line: each mutant with the test that noticed it (null for none), then the
-counts.
+of a mutant are what `make test-changed` would run for its line, `--seconds` of them. Prints a JSON object a
+line: each mutant with the test that noticed it (null for none), then the counts.
 """
 
 import argparse
@@ -14,7 +13,6 @@ import copy
 import json
 import os
 import random
-import re
 import resource
 import select
 import signal
@@ -30,15 +28,29 @@ import pydantic_settings  # noqa: F401 - imported once, before the forks: see `k
 import pytest
 import torchvision  # noqa: F401
 
+from tests.support.selection import test_map
+from tools.changed_tests import Change, choices, chosen, functions_at
+
 ROOT = Path(__file__).parents[1]
-SOURCES = Path("service/trocar_server")
-PACKAGES = ("engine", "surgery", "training", "spool")
+_SERVER = "service/trocar_server"
+PACKAGES = (f"{_SERVER}/engine", f"{_SERVER}/surgery", f"{_SERVER}/training", "client/trocar")
 FAILED = (pytest.ExitCode.TESTS_FAILED.value, pytest.ExitCode.INTERRUPTED.value)
 """Exit codes of a failed test, and of a file that cannot be imported."""
 LIMIT_CPU_S, LIMIT_S = 180, 1800
 """A mutant whose tests take longer has been noticed: it hangs. On a busy machine only the first says so."""
 
-OPTIONS = ("-p", "no:cacheprovider", "-p", "no:rerunfailures", "-p", "no:xdist", "-o", f"timeout={LIMIT_S}")
+OPTIONS = (
+    "--sample",
+    "8",
+    "--sample-seed",
+    "0",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-o",
+    f"timeout={LIMIT_S}",
+)
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -85,24 +97,6 @@ def mutate(source: str, chance: random.Random) -> tuple[str, int, str] | None:
     name, node, new = chance.choice(found)
     mutated = ast.fix_missing_locations(Replacing(node, new).visit(tree))
     return name, int(getattr(node, "lineno", 0)), ast.unparse(mutated)
-
-
-def tests_of(tree: Path, file: Path) -> list[str]:
-    """Return the tests of a source file: those at its path below tests/unit, then those that import it.
-
-    Without the first, those of the nearest folder there, last.
-    """
-    place = Path("tests/unit") / file.relative_to(SOURCES)
-    own = place.with_name(f"test_{place.name}")
-    module = ".".join(file.relative_to("service").with_suffix("").parts)
-    imports = re.compile(rf"^\s*from {re.escape(module)} import ", re.MULTILINE)
-    found = [own] if (tree / own).exists() else []
-    for path in sorted((tree / "tests").rglob("test_*.py")):
-        if imports.search(path.read_text(encoding="utf-8")):
-            found.append(path.relative_to(tree))
-    if own not in found:
-        found.append(next(folder for folder in place.parents if (tree / folder).is_dir()))
-    return list(dict.fromkeys(map(str, found)))
 
 
 class FirstFailure:
@@ -183,11 +177,14 @@ def worktree(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
-def tried(commit: str, count: int, seed: int, packages: Sequence[str]) -> Iterator[dict[str, Any]]:
+def tried(
+    commit: str, count: int, seed: int, packages: Sequence[str], seconds: float
+) -> Iterator[dict[str, Any]]:
     """Try so many mutants of a commit; yield each, with the test that noticed it."""
     chance, done = random.Random(seed), 0
     with worktree(commit) as tree:
-        files = sorted(path for name in packages for path in (tree / SOURCES / name).rglob("*.py"))
+        known = test_map.read(tree / test_map.FILE.relative_to(ROOT))
+        files = sorted(path for name in packages for path in (tree / name).rglob("*.py"))
         while done < count:
             path = chance.choice(files)
             source = path.read_text(encoding="utf-8")
@@ -196,7 +193,8 @@ def tried(commit: str, count: int, seed: int, packages: Sequence[str]) -> Iterat
             done += 1
             name, line, mutated = mutant
             file = path.relative_to(tree)
-            tests = tests_of(tree, file)
+            functions = functions_at(source, str(file), {line})
+            tests = chosen(choices(Change(functions), known), seconds)
             path.write_text(mutated, encoding="utf-8")
             try:
                 killed_by = killer(tree, tests)
@@ -217,12 +215,13 @@ def main() -> None:
     parser.add_argument("--commit", action="append", help="may be given several times; HEAD without it")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--package", action="append", help=f"of the server; without it {', '.join(PACKAGES)}")
+    parser.add_argument("--package", action="append", help=f"a folder; without it {', '.join(PACKAGES)}")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests for each mutant")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the worktrees are removed
     for commit in given.commit or ["HEAD"]:
         alive = 0
-        for mutant in tried(commit, given.count, given.seed, given.package or PACKAGES):
+        for mutant in tried(commit, given.count, given.seed, given.package or PACKAGES, given.seconds):
             alive += mutant["killed_by"] is None
             print(json.dumps(mutant), flush=True)
         print(json.dumps({"commit": commit, "mutants": given.count, "survivors": alive}), flush=True)

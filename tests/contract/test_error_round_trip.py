@@ -14,37 +14,37 @@ ROW = np.zeros((1, 3), np.float32)
 
 @pytest.fixture
 def raising(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """The next calls of both kinds raise what the list holds."""
+    """The next calls of both kinds raise the last error of the list."""
     errors: list[BaseException] = []
 
     def fail(*_: object) -> None:
-        raise errors[0]
+        raise errors[-1]
 
     monkeypatch.setattr(server.engine, "deployment", fail)
     monkeypatch.setattr(server.engine.catalogue, "entries", fail)
     return errors
 
 
-@pytest.mark.parametrize("reason", ErrorReason)
 def test_a_stream_ends_with_the_exception_of_its_reason(
-    client: trocar.Client, raising: list[BaseException], reason: ErrorReason
+    client: trocar.Client, raising: list[BaseException]
 ) -> None:
-    raising.append(ServiceError(reason, "what happened; what to do", nearest="layer4", count="3"))
-    with pytest.raises(EXCEPTIONS[reason]) as caught:
-        client.extract("identity", ROW, "identity")
-    assert type(caught.value) is EXCEPTIONS[reason]
-    assert str(caught.value).startswith("what happened; what to do")
-    assert caught.value.details == {"nearest": "layer4", "count": "3"}
+    for reason in ErrorReason:
+        raising.append(ServiceError(reason, "what happened; what to do", nearest="layer4", count="3"))
+        with pytest.raises(EXCEPTIONS[reason]) as caught:
+            client.extract("identity", ROW, "identity")
+        assert type(caught.value) is EXCEPTIONS[reason]
+        assert str(caught.value).startswith("what happened; what to do")
+        assert caught.value.details == {"nearest": "layer4", "count": "3"}
 
 
-@pytest.mark.parametrize("reason", ErrorReason)
 def test_a_unary_call_ends_with_the_exception_of_its_reason(
-    client: trocar.Client, raising: list[BaseException], reason: ErrorReason
+    client: trocar.Client, raising: list[BaseException]
 ) -> None:
-    raising.append(ServiceError(reason, "the events of the training"))
-    with pytest.raises(EXCEPTIONS[reason]) as caught:
-        client.models()
-    assert type(caught.value) is EXCEPTIONS[reason]
+    for reason in ErrorReason:
+        raising.append(ServiceError(reason, "the events of the training"))
+        with pytest.raises(EXCEPTIONS[reason]) as caught:
+            client.models()
+        assert type(caught.value) is EXCEPTIONS[reason]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), SystemExit("secret")])

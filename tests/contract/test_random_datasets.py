@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.test_random_requests import DEFECTS, unary_answer
+from tests.support.files.scale import count
 from tests.support.servers.running_server import running_server
 from tests.support.wire.wire import CALL_TIMEOUT_S, raw_channel
 from trocar_api.v1 import dataset_pb2 as pb
@@ -32,7 +33,7 @@ def _with_id(text: str) -> bytes:
 
 
 _METHODS = ("BeginUpload", "CommitUpload", "ListDatasets", "GetDataset", "DeleteDataset")
-relaxed = settings(max_examples=200, deadline=None)
+relaxed = settings(max_examples=count(200), deadline=None)
 
 
 @pytest.fixture(scope="module")

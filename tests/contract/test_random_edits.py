@@ -193,7 +193,7 @@ def test_nothing_that_is_to_be_stored_is_answered_with_a_defect(
         assert answer(channel, [with_bytes(used, 0).SerializeToString()]) not in DEFECTS
 
 
-@settings(relaxed, max_examples=200)
+@settings(relaxed, max_examples=count(200))
 @given(
     method=st.sampled_from(["StoreEdits", "ListEdits", "DeleteEdits"]),
     data=st.binary(max_size=30)

@@ -1,6 +1,5 @@
 """Whatever a message of the Open Inference Protocol says, the answer is a reply or an error with a reason."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.files.scale import count
 from tests.support.oracles.oracle import noise
 from tests.support.servers.footprint import hook_counts
 from tests.support.servers.running_server import RunningServer
@@ -17,7 +17,7 @@ from tests.support.wire.wire import raw_channel
 from trocar_server.rpc.oip.oip_messages import ModelInferRequest
 from trocar_server.tensors.stats import Scope, Statistic
 
-EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "300"))
+EXAMPLES = count(300, "TROCAR_FUZZ_EXAMPLES")
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 _SELECTORS = st.sampled_from(

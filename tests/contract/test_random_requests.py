@@ -319,7 +319,7 @@ def test_no_plan_is_answered_with_a_defect(channel: grpc.Channel, head: pb.Extra
     assert unary_answer(channel, "ExtractionService/Plan", message) not in DEFECTS
 
 
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=count(300))
 @given(
     method=st.sampled_from(["GetModel", "UnloadModel", "ListModules"]),
     data=st.binary(max_size=30)
@@ -331,7 +331,7 @@ def test_no_bytes_of_a_unary_call_are_answered_with_a_defect(
     assert unary_answer(channel, f"ModelService/{method}", data) not in DEFECTS
 
 
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=count(300))
 @given(model_id=st.sampled_from(["plain", "data-dependent", "identity"]), inputs=st.lists(_SPECS, max_size=3))
 def test_no_form_of_inputs_is_answered_with_a_defect(
     channel: grpc.Channel, model_id: str, inputs: list[tensor_pb2.TensorSpec]

@@ -254,7 +254,7 @@ def test_a_publication_without_an_answer_stays_in_doubt(
 
 @contextmanager
 def published_name(client: trocar.Client) -> Iterator[str]:
-    """A name of its own, which is free again in the end, also for a second try of a test that failed."""
+    """A name of its own, which is free again in the end."""
     name = f"tuned-{uuid4().hex[:8]}"
     try:
         yield name

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trocar
+from tests.support.files.scale import count
 from tests.support.models.gated_models import GATE, WAIT_S, Gated
 from tests.support.models.odd_models import Identity
 from tests.support.servers import warm_python
@@ -196,7 +197,7 @@ def shared_row(channel: grpc.Channel) -> Iterator[tuple[str, Callable[[], bytes]
 
 
 @given(offset=NUMBERS, byte_count=NUMBERS)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ranges_of_payloads_are_within_or_refused(
     shared_row: tuple[str, Callable[[], bytes]], channel: grpc.Channel, offset: int, byte_count: int
 ) -> None:
@@ -212,7 +213,7 @@ def test_ranges_of_payloads_are_within_or_refused(
 
 
 @given(offset=NUMBERS, byte_count=NUMBERS)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ranges_of_replies_are_within_or_refused(
     shared_row: tuple[str, Callable[[], bytes]], channel: grpc.Channel, offset: int, byte_count: int
 ) -> None:
@@ -379,6 +380,7 @@ def test_over_tcp_nothing_is_lent(tmp_path: Path) -> None:
 
 _CLIENT = """
 import sys, time
+from tests.support.files.scale import count
 import numpy as np, trocar
 client = trocar.connect(sys.argv[1])
 array = np.ones((4, 1 << 20), np.float32)

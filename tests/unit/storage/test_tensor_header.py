@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.files.scale import count
 from tests.support.wire.shards import image_shard, shard_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -153,7 +154,7 @@ SHARD = shard_of(inputs=np.arange(6, dtype=np.float32).reshape(3, 2), targets=np
 IMAGES = image_shard([b"abc", b"de"], targets_a=np.arange(2))
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=count(2000), deadline=None)
 @given(
     base=st.sampled_from([SHARD, IMAGES]),
     changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.files.scale import count
 from trocar_server.spool.files.block_transfer import Place, Transfer, phase_of
 from trocar_server.spool.files.chunks import ChunkFile
 from trocar_server.spool.files.direct_memory import BufferPool, storage_bytes
@@ -39,7 +40,7 @@ def chunk(tmp_path: Path) -> ChunkFile:
 
 
 @given(first=st.integers(0, 9000), count=st.one_of(st.integers(1, 20_000), st.sampled_from([600_000])))
-@settings(max_examples=150)
+@settings(max_examples=count(150))
 def test_bytes_come_back_wherever_they_lay(
     first: int, count: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.files.scale import count
 from trocar_server.spool.saved.views import View, small_part
 
 _DTYPES = (
@@ -46,7 +47,7 @@ def views(draw: st.DrawFn) -> View:
 
 
 @given(view=views())
-@settings(max_examples=400)
+@settings(max_examples=count(400))
 def test_a_view_comes_back_from_a_small_part_of_its_storage(view: View) -> None:
     storage = storage_of()
     expected = view.tensor(storage)
@@ -66,7 +67,7 @@ def test_a_view_comes_back_from_a_small_part_of_its_storage(view: View) -> None:
 
 
 @given(view=views())
-@settings(max_examples=400)
+@settings(max_examples=count(400))
 def test_what_is_written_to_every_element_is_seen_by_no_other(view: View) -> None:
     bare = replace(view, is_conjugate=False)
     assume(not bare.overlaps())

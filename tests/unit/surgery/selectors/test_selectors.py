@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.files.scale import count
 from trocar_server.surgery import parse_selector
 
 
@@ -92,7 +93,7 @@ def _stands_for(pattern: list[str], names: list[str]) -> bool:
     return bool(names) and fnmatchcase(names[0], first) and _stands_for(rest, names[1:])
 
 
-@settings(max_examples=1000)
+@settings(max_examples=count(1000))
 @given(
     pattern=st.lists(
         st.sampled_from(["**", "*", "a", "b", "a*", "*b", "a*b*", "*a*b"]), min_size=1, max_size=6

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.files.scale import count
 from tests.unit.tensors.edits.cases import (
     SHAPES,
     Case,
@@ -272,7 +273,7 @@ def outcome(edit: Edit, value: torch.Tensor, other: torch.Tensor) -> torch.Tenso
         return refused.reason, refused.message
 
 
-@settings(max_examples=1000)
+@settings(max_examples=count(1000))
 @given(edit=EDITS, shape=FORMS, dtype=st.sampled_from(DTYPES), data=st.data())
 def test_a_random_edit_is_refused_or_works_alike_on_meta_and_with_data(
     edit: Edit, shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.support.files.scale import count
 from tests.unit.tensors.edits.cases import spec
 from tests.unit.tensors.edits.oracle import channel_axis, expected, numpy_items
 from trocar_api.reasons import ErrorReason
@@ -83,7 +84,7 @@ def are_distinct(size: int, take: Take) -> bool:
     return len(set(taken)) == len(taken)
 
 
-@settings(max_examples=600)
+@settings(max_examples=count(600))
 @given(shape=SHAPES, index=indices(), takes=TAKES, channel_dim=CHANNEL_DIMS)
 def test_a_region_is_what_numpy_selects(
     shape: tuple[int, ...], index: Index | None, takes: list[Take], channel_dim: int | None
@@ -97,7 +98,7 @@ def test_a_region_is_what_numpy_selects(
     np.testing.assert_array_equal(edit_value(edit, value).double().numpy(), wanted)
 
 
-@settings(max_examples=200)
+@settings(max_examples=count(200))
 @given(data=st.data(), shape=SHAPES, index=indices())
 def test_a_tensor_is_broadcast_to_the_part_as_numpy_broadcasts(
     data: st.DataObject, shape: tuple[int, ...], index: Index | None
@@ -115,7 +116,7 @@ def test_a_tensor_is_broadcast_to_the_part_as_numpy_broadcasts(
     np.testing.assert_array_equal(found.numpy(), wanted)
 
 
-@settings(max_examples=200)
+@settings(max_examples=count(200))
 @given(value=SHAPES, tensor=SHAPES)
 def test_a_tensor_is_refused_exactly_where_it_would_enlarge_the_value(
     value: tuple[int, ...], tensor: tuple[int, ...]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.files.scale import count
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.reductions import (
@@ -73,7 +74,7 @@ def outcome(work: Callable[[], Reduced]) -> Reduced | tuple[ErrorReason, str]:
         return refused.reason, refused.message
 
 
-@settings(max_examples=1500)
+@settings(max_examples=count(1500))
 @given(
     shape=SHAPES,
     dtype=st.sampled_from(DTYPES),
@@ -97,7 +98,7 @@ def test_the_form_that_a_plan_says_is_the_form_that_comes(
     assert (found.extra_bytes, list(found.companions)) == (planned.extra_bytes, list(planned.companions))
 
 
-@settings(max_examples=300)
+@settings(max_examples=count(300))
 @given(shape=SHAPES, reductions=st.lists(REDUCTIONS, min_size=1, max_size=3), channel_dim=CHANNEL_DIMS)
 def test_strides_do_not_change_what_comes(
     shape: tuple[int, ...], reductions: list[Reduction], channel_dim: int | None

@@ -1,0 +1,56 @@
+"""Recording which functions each test reaches, over all workers of a run: `--record`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.selection import reached, test_map
+
+if TYPE_CHECKING:
+    import pytest
+
+_FOLDER = "TROCAR_RECORD_FOLDER"
+"""Where the workers of a run leave what they recorded."""
+
+
+class Recording:
+    """What a run records: a part in each process, the whole in the one that started it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        runs_tests = bool(self._worker) or not config.getoption("numprocesses", None)
+        self._recorder = reached.Recorder() if runs_tests else None
+        if not self._worker:
+            os.environ[_FOLDER] = tempfile.mkdtemp(prefix="trocar-reached-")
+        if self._recorder is not None:
+            config.pluginmanager.register(self._recorder, "trocar-recorder")
+
+    def finish(self, *, is_good: bool) -> str:
+        """Write the part of this process, or the map; return what there is to say of it."""
+        folder = Path(os.environ[_FOLDER])
+        if self._recorder is not None:
+            reached.write_part(folder, self._worker or "main", self._recorder.close())
+        if self._worker:
+            return ""
+        if not is_good:
+            return f"{test_map.FILE.name} is as it was: a test failed"
+        made = test_map.joined(reached.read_parts(folder))
+        test_map.write(made)
+        return f"{test_map.FILE.name}: {len(made.functions)} functions"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.getgroup("trocar").addoption(
+        "--record",
+        action="store_true",
+        help="write tests/reached.json, from which `make test-changed` chooses",
+    )
+
+
+def begin(config: pytest.Config) -> Recording | None:
+    """Start recording, if this run does."""
+    return Recording(config) if config.getoption("record") and reached.supported() else None
