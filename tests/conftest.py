@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import trocar
     from tests.support.models.gated_models import Gate
+    from tests.support.selection.recording import Recording
     from tests.support.servers.running_server import RunningServer
     from tests.support.servers.serving import Serve
 
@@ -96,7 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     recording.add_options(parser)
 
 
-_RECORDING = pytest.StashKey["Recording | None"]()
+_RECORDING: pytest.StashKey[Recording | None] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -295,7 +295,8 @@ def nodes_without_ray(count: int) -> Iterator[NodesWithoutRay]:
     """Start nodes; every process of theirs ends with the context."""
     from ray.exceptions import RayError
 
-    from trocar_server.cluster import deployments, rank_placement
+    from trocar_server.cluster import deployments
+    from trocar_server.cluster.ranks import rank_placement
 
     nodes = NodesWithoutRay(count)
 
