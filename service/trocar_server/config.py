@@ -120,6 +120,12 @@ class Limits(Table):
     feature_cache_bytes: ByteCount = Field(default=0, ge=0)
     """Memory of the reply cache in bytes; 0 disables it."""
 
+    @property
+    def most_made_bytes(self) -> int:
+        """Return the most bytes that the inputs of one call may become when they are processed."""
+        budgets = (self.max_request_bytes, self.max_principal_bytes, self.max_pending_bytes)
+        return min(each for each in budgets if each)
+
 
 class PreprocessingConfig(Table):
     """What to do to images of a custom model; the order is resize, crop, scale to [0, 1], normalise."""

@@ -79,13 +79,14 @@ class WorkerProcess:
         Args:
             request: What is asked; `byte_count` is added.
             data: The bytes that go with it.
-            size: Checks the answer's head and returns the number of its bytes.
+            size: Checks the answer's head and returns the number of its bytes. It may raise a
+                `ServiceError`: the answer is then not read, and the process ends.
 
         A process of an earlier request may have died idle, and the kernel may not say so yet: of one with
         threads, `poll` returns None for a moment after the kill. So only a new process blames what was asked.
 
         Raises:
-            ServiceError: As the worker raised it.
+            ServiceError: As the worker raised it, or `size`.
             EndedError: The process ended over it, or was killed, or its answer is none.
         """
         is_reused = self._process is not None
@@ -137,7 +138,12 @@ class WorkerProcess:
         if "reason" in answer:
             details = {str(key): str(value) for key, value in answer.get("details", {}).items()}
             raise ServiceError(ErrorReason(answer["reason"]), str(answer["message"]), **details)
-        return answer, _read(process.stdout, size(answer))
+        try:
+            byte_count = size(answer)
+        except ServiceError:
+            self.end()
+            raise
+        return answer, _read(process.stdout, byte_count)
 
 
 def decode(

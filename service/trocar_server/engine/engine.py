@@ -27,6 +27,7 @@ from trocar_server.engine.run.run_plan import Prepared, run_plan
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.admission import Admission, Reservation, with_budgets
 from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.room import Room
 from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue
@@ -130,7 +131,7 @@ class Engine:
             await check_operands(checked.plan, payloads)
         with call.phase("prepare"):
             if checked.has_images:
-                prepared = await self.preparation.prepare(checked, payloads, call.deadline, reservation)
+                prepared = await self.preparation.prepare(checked, payloads, call.deadline, Room(reservation))
             else:
                 prepared = Prepared(checked, payloads, *checked.no_images)
         del received, payloads
@@ -152,7 +153,7 @@ class Engine:
         )
 
     async def process_inputs(
-        self, plan: Plan, payloads: Payloads, deadline: float | None, reservation: Reservation | None = None
+        self, plan: Plan, payloads: Payloads, deadline: float | None, room: Room | None = None
     ) -> tuple[Plan, Payloads]:
         """Turn texts and sound into arguments by the processor of the model that is loaded in the end.
 
@@ -160,20 +161,19 @@ class Engine:
             plan: The request.
             payloads: Its payloads.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            reservation: Grows by the bytes of the arguments.
+            room: Of the call; grows by the bytes of the arguments.
 
         Raises:
             ServiceError: As `Preparation.process`; `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
         """
-        before_bytes = 0 if reservation is None else reservation.byte_count
+        room = Room() if room is None else room
         while True:
             hosted = self.catalogue.loaded(plan.model_id)
-            found = await self.preparation.process(hosted, plan, payloads, deadline, reservation)
+            found = await self.preparation.process(hosted, plan, payloads, deadline, room)
             if self.catalogue.loaded(plan.model_id).processor_version == hosted.processor_version:
                 return found
             del found
-            if reservation is not None:
-                reservation.add(before_bytes - reservation.byte_count)
+            room.give_back()
 
     async def _processed(self, call: Call, reservation: Reservation) -> Call:
         """Receive a call and process its inputs, without which its shapes are not known."""
@@ -184,7 +184,7 @@ class Engine:
         with call.phase("receive"):
             received = await call.receive(reservation)
         payloads = split_payloads(plan, received, call.stored)
-        plan, payloads = await self.process_inputs(plan, payloads, call.deadline, reservation)
+        plan, payloads = await self.process_inputs(plan, payloads, call.deadline, Room(reservation))
         return replace(
             call,
             plan=plan,

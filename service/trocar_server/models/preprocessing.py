@@ -36,6 +36,7 @@ from trocar_server.models.fitting import Fitting, table_of
 from trocar_server.models.image_rules import TORCHVISION, ImageRules, Size, rules_of, scaled
 from trocar_server.models.inputs import PATCH_MASK, PIXEL_MASK, SPATIAL_SHAPES
 from trocar_server.models.spec import PreprocessingSpec
+from trocar_server.padding import padded_count
 
 Transform = Callable[[Image.Image], Tensor]
 """One PIL image to one (channels, height, width) tensor."""
@@ -46,6 +47,7 @@ _WIDEST_FILTER = 3
 _PIXEL_BYTES = 4
 """Of an RGB image in Pillow."""
 _VALUE_BYTES = 4
+_NO_PADDING = (0, 0)
 _PADDED_BYTES = 3 * _VALUE_BYTES + 8
 """Of one pixel of padded images with its mask."""
 _PATCH_MASK_BYTES = 4
@@ -181,10 +183,11 @@ class Preprocessor:
                 one has no pixels.
         """
         batch_bytes = most_bytes = count = 0
-        padded = (0, 0)
+        prepared: list[Size] = []
         for index, size in enumerate(sizes):
             resized, kept = self._sizes(index, size) if size else ((0, 0), self._smallest())
-            count, padded = index + 1, (max(padded[0], kept[0]), max(padded[1], kept[1]))
+            count = index + 1
+            prepared.append(kept)
             value_bytes = 3 * kept[0] * kept[1] * _VALUE_BYTES
             batch_bytes += value_bytes
             # On the way: an image in Pillow, its values as bytes and as floats, before and after the mean.
@@ -195,8 +198,9 @@ class Preprocessor:
             patches_bytes = count * self.patch_count * (patch_bytes + _PATCH_MASK_BYTES)
             return PreparedSize(patches_bytes, most_bytes + batch_bytes)
         if self.made_names:  # beside the padded batch its parts
-            padded_bytes = count * padded[0] * padded[1] * _PADDED_BYTES
-            return PreparedSize(padded_bytes, most_bytes + batch_bytes, padded)
+            padded_bytes = padded_count(prepared, _NO_PADDING) * _PADDED_BYTES
+            heights, widths = zip(_NO_PADDING, *prepared, strict=True)
+            return PreparedSize(padded_bytes, most_bytes + batch_bytes, (max(heights), max(widths)))
         return PreparedSize(batch_bytes, most_bytes + (0 if self._as_list else batch_bytes))
 
     def __call__(
@@ -241,7 +245,7 @@ class Preprocessor:
         if self.patch_count:
             return self._in_patches(tensors)
         height, width = (max(tensor.shape[side] for tensor in tensors) for side in (1, 2))
-        byte_count = len(tensors) * height * width * _PADDED_BYTES
+        byte_count = padded_count([tensor.shape[1:] for tensor in tensors]) * _PADDED_BYTES
         if max_bytes is not None and byte_count > max_bytes:
             raise too_many_padded(len(tensors), (height, width), byte_count, max_bytes)
         values = tensors[0].new_zeros(len(tensors), 3, height, width)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.processing.sound_lengths import check_sound
 from trocar_server.processing.tokenization import MOST_CACHED
 
 Samples = NDArray[np.float32]
@@ -34,6 +35,7 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
     rate = int(extractor.sampling_rate)
     most_s = left_s = float(head["most_s"])
     sounds: list[Samples] = []
+    settings, longest = vars(extractor), 0
     for index, (data, own_rate) in enumerate(zip(clips, head["rates"], strict=True)):
         if own_rate:
             sound = _given(index, data, own_rate, rate)
@@ -44,6 +46,8 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
             raise _too_long(most_s)
         _check_window(extractor, index, sound, rate)
         sounds.append(sound)
+        longest = max(longest, len(sound))
+        check_sound(settings, [longest] * len(clips), head["most_bytes"])  # as soon as it is certain
     _check_chance(extractor, len(sounds))
     try:
         made = extractor(sounds, sampling_rate=rate, return_tensors="np", **_padding(extractor, sounds))
@@ -151,7 +155,7 @@ def _decoded(index: int, data: bytes, rate: int, left_s: float, most_s: float) -
             if file.frames > left_s * rate:
                 raise _too_long(most_s)
             sound: Samples = np.asarray(file.read(dtype="float32"), np.float32)
-    except (soundfile.SoundFileError, OSError, ValueError, MemoryError):
+    except (soundfile.SoundFileError, OSError, ValueError):
         raise _rejected(index, "cannot be decoded: it is not WAV or FLAC, or it is damaged") from None
     return _checked(index, sound)
 

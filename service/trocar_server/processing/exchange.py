@@ -55,15 +55,22 @@ class Made:
     pads_left: bool
 
 
-def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Limits) -> Made:
+def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Limits, most_bytes: int) -> Made:
     """Tokenize a batch of texts in a worker process; blocks.
+
+    Args:
+        process: The process.
+        given: The texts.
+        takes: What the model takes.
+        limits: Limits of a call.
+        most_bytes: The most bytes that they may become.
 
     Raises:
         ServiceError: As `tokenization.tokenize` does; `INPUT_REJECTED`, the process ended over it;
             `CANCELLED`, it was killed.
     """
     request = {
-        **_common(takes),
+        **_common(takes, most_bytes),
         **asdict(given.options),
         "model_tokens": takes.token_count,
         "padded_tokens": takes.padded_tokens,
@@ -71,7 +78,7 @@ def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Lim
         "most_characters": limits.max_text_characters,
     }
     data = json.dumps([[entry.kind, entry.content] for entry in given.entries]).encode()
-    return _made(process, request, data, given.row_count, limits)
+    return _made(process, request, data, given.row_count, limits, most_bytes)
 
 
 def extract_features(
@@ -80,20 +87,29 @@ def extract_features(
     payloads: Sequence[bytes | memoryview],
     takes: Takes,
     limits: Limits,
+    most_bytes: int,
 ) -> Made:
     """Extract the features of a batch of sound in a worker process; blocks.
+
+    Args:
+        process: The process.
+        given: The clips.
+        payloads: Their bytes.
+        takes: What the model takes.
+        limits: Limits of a call.
+        most_bytes: The most bytes that they may become.
 
     Raises:
         ServiceError: As `audio.extract_features` does; `INPUT_REJECTED`, the process ended over it;
             `CANCELLED`, it was killed.
     """
     request = {
-        **_common(takes),
+        **_common(takes, most_bytes),
         "rates": [clip.sample_rate for clip in given.clips],
         "sizes": [len(payload) for payload in payloads],
         "most_s": limits.max_audio_s,
     }
-    return _made(process, request, b"".join(payloads), given.row_count, limits)
+    return _made(process, request, b"".join(payloads), given.row_count, limits, most_bytes)
 
 
 def measure_image_texts(
@@ -107,9 +123,8 @@ def measure_image_texts(
     Raises:
         ServiceError: As `image_texts.process_image_texts` does.
     """
-    answer, found = _asked(
-        process, _image_texts(given, takes, limits, most_bytes, measures=True), b"", limits
-    )
+    request = _image_texts(given, takes, limits, most_bytes, measures=True)
+    answer, found = _asked(process, request, b"", limits, most_bytes)
     return int(json.loads(found[-int(answer["described_bytes"]) :])["image_bytes"])
 
 
@@ -137,6 +152,7 @@ def process_image_texts(
     """
     request = _image_texts(given, takes, limits, most_bytes, measures=False)
     rows = 0 if given.texts is None else given.texts.row_count
+    most_bytes += limits.max_tokens * _MOST_DESCRIBED_BYTES_A_TOKEN  # and the texts'
     return _made(process, request, b"".join(pixels), rows, limits, most_bytes, is_batch=False)
 
 
@@ -145,21 +161,21 @@ def _image_texts(
 ) -> dict[str, Any]:
     texts = given.texts
     return {
-        **_common(takes),
+        **_common(takes, most_bytes),
         **asdict(TextOptions() if texts is None else texts.options),
         "model_tokens": takes.token_count,
         "most_tokens": limits.max_tokens,
         "most_characters": limits.max_text_characters,
-        "most_image_bytes": most_bytes,
         "sizes": given.sizes,
         "entries": [] if texts is None else [[entry.kind, entry.content] for entry in texts.entries],
         "measures": measures,
     }
 
 
-def _common(takes: Takes) -> dict[str, Any]:
+def _common(takes: Takes, most_bytes: int) -> dict[str, Any]:
     names = None if takes.names is None else sorted(takes.names)
-    return {"folder": str(takes.folder), "version": takes.version, "names": names}
+    folder, version = str(takes.folder), takes.version
+    return {"folder": folder, "version": version, "names": names, "most_bytes": most_bytes}
 
 
 def _made(
@@ -168,7 +184,7 @@ def _made(
     data: bytes,
     rows: int,
     limits: Limits,
-    most_bytes: int = 0,
+    most_bytes: int,
     *,
     is_batch: bool = True,
 ) -> Made:
@@ -186,17 +202,19 @@ def _made(
 
 
 def _asked(
-    process: WorkerProcess, request: dict[str, Any], data: bytes, limits: Limits, most_bytes: int = 0
+    process: WorkerProcess, request: dict[str, Any], data: bytes, limits: Limits, most_bytes: int
 ) -> tuple[dict[str, Any], bytearray]:
-    """Return an answer's head and bytes, no more than the limits allow."""
-    most_bytes = max(most_bytes, limits.max_request_bytes) + limits.max_tokens * _MOST_DESCRIBED_BYTES_A_TOKEN
+    """Return an answer's head and bytes; one that is too large is not read."""
+    most_described = limits.max_tokens * _MOST_DESCRIBED_BYTES_A_TOKEN
 
     def size(answer: dict[str, Any]) -> int:
         described = int(answer["described_bytes"])
-        count = described + sum(_byte_count(dtype, shape) for _, dtype, shape in answer["parts"])
-        if not 0 <= described <= count <= most_bytes:
-            raise ValueError("the process answered with too many bytes")
-        return count
+        count = sum(_byte_count(dtype, shape) for _, dtype, shape in answer["parts"])
+        if described < 0:
+            raise ValueError("the process answered with a negative size")
+        if count > most_bytes or described > most_described:
+            raise _too_large(count + described, most_bytes)
+        return described + count
 
     try:
         return process.ask(request, data, size)
@@ -204,6 +222,16 @@ def _asked(
         if process.is_killed:
             raise ServiceError(ErrorReason.CANCELLED, "the processing of the inputs was stopped") from None
         raise _ended() from error
+
+
+def _too_large(byte_count: int, most_bytes: int) -> ServiceError:
+    return ServiceError(
+        ErrorReason.REQUEST_TOO_LARGE,
+        f"the inputs become {byte_count:,} bytes when they are processed, and one call may have "
+        f"{most_bytes:,}; send fewer or shorter ones",
+        byte_count=str(byte_count),
+        limit=str(most_bytes),
+    )
 
 
 def _ended() -> ServiceError:

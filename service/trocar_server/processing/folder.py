@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -16,6 +17,20 @@ _PATTERNS = (
     *("chat_template*", "additional_chat_templates/*.jinja"),
 )
 _MAX_FILE_BYTES = 256 << 20
+
+
+def sound_settings(folder: Path) -> dict[str, Any]:
+    """Return the attributes of a folder's feature extractor, as its file has them; none where it has no file.
+
+    The files were checked before, see `processor_digest`.
+    """
+    for name in reversed(_FEATURE_EXTRACTORS):
+        if (folder / name).is_file():
+            found = read_configuration(folder / name)
+            own = found.get("feature_extractor", found) if isinstance(found, dict) else None
+            if isinstance(own, dict) and "sampling_rate" in own:
+                return own
+    return {}
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -19,12 +19,12 @@ from PIL import Image
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.processing.audio import plain_array
+from trocar_server.processing.text_lengths import check_tokens
 from trocar_server.processing.tokenization import (
     MOST_CACHED,
     chat_contents,
     render,
     token_limit,
-    too_many_batch_tokens,
     too_many_tokens,
 )
 
@@ -162,10 +162,10 @@ def _check_size(
     """
     tokens, patches = _tokens_and_patches(processor, sizes)
     byte_count = _image_bytes(processor.image_processor, counts, patches)
-    if byte_count > head["most_image_bytes"]:
+    if byte_count > head["most_bytes"]:
         raise ServiceError(
             ErrorReason.IMAGE_TOO_LARGE,
-            f"the images become {byte_count:,} bytes, one call may have {head['most_image_bytes']:,}; send "
+            f"the images become {byte_count:,} bytes, one call may have {head['most_bytes']:,}; send "
             "fewer or smaller ones",
         )
     _check_tokens(processor, texts, counts, tokens, head)
@@ -196,8 +196,7 @@ def _check_tokens(
         if length > limit:
             raise too_many_tokens(index, length, limit, "send smaller images or a shorter text")
         longest = max(longest, length)
-    if longest * len(texts) > head["most_tokens"]:
-        raise too_many_batch_tokens(longest * len(texts), head["most_tokens"])
+    check_tokens([longest] * len(texts), 0, head["most_tokens"])
 
 
 def _tokens_and_patches(

@@ -11,6 +11,7 @@ import numpy as np
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.processing.text_lengths import check_rendered, check_text_bytes, check_tokens
 
 MOST_CACHED = 32
 """Tokenizers and other processors in memory; those of models that were loaded again go with time.
@@ -42,16 +43,17 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     """
     tokenizer = _tokenizer(head["folder"], head["version"])
     limit = token_limit(tokenizer, head)
-    encoded = [
-        _encoded(tokenizer, index, kind, content, head, limit)
-        for index, (kind, content) in enumerate(entries)
-    ]
+    encoded, rendered_count = [], 0
+    for index, (kind, content) in enumerate(entries):
+        encoded.append(_encoded(tokenizer, index, kind, content, head, limit))
+        rendered_count += len(encoded[-1]["rendered"])
+        check_rendered(rendered_count, head["most_bytes"])
     lengths = [len(each["input_ids"]) for each in encoded]
     padded_length = max(*lengths, head["padded_tokens"])
-    if padded_length * len(encoded) > head["most_tokens"]:
-        raise too_many_batch_tokens(padded_length * len(encoded), head["most_tokens"])
+    check_tokens(lengths, head["padded_tokens"], head["most_tokens"])
     pads_left = tokenizer.pad_token_id is not None and tokenizer.padding_side == "left"
     names = [name for name in _names(tokenizer, encoded) if head["names"] is None or name in head["names"]]
+    check_text_bytes(lengths, padded_length, len(names), head["most_bytes"])
     arrays = {name: _padded(tokenizer, name, encoded, padded_length, pads_left=pads_left) for name in names}
     samples = [_described(tokenizer, each) for each in encoded]
     return {"arrays": arrays, "samples": samples, "padded_length": padded_length, "pads_left": pads_left}
@@ -331,16 +333,6 @@ def too_many_tokens(index: int, count: int, limit: int, advice: str) -> ServiceE
         token_count=str(count),
         limit=str(limit),
         sample=str(index),
-    )
-
-
-def too_many_batch_tokens(count: int, limit: int) -> ServiceError:
-    """Error for a batch of too many tokens."""
-    return ServiceError(
-        ErrorReason.REQUEST_TOO_LARGE,
-        f"the batch has {count:,} tokens with its padding, the limit is {limit:,}; send fewer or shorter "
-        "texts",
-        limit=str(limit),
     )
 
 

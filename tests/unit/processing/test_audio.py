@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.processing.audio import extract_features
+from trocar_server.processing.folder import sound_settings
+from trocar_server.processing.sound_lengths import made_bytes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:At least one mel filter:UserWarning",
@@ -35,6 +38,20 @@ WHOLE_WINDOWS: list[tuple[str, dict[str, Any], int]] = [
 """transformers' class, its options, and the samples of the longest clip that it takes whole."""
 
 
+COUNTED = [
+    ("Wav2Vec2FeatureExtractor", {}),
+    ("Wav2Vec2FeatureExtractor", {"return_attention_mask": True}),
+    ("EncodecFeatureExtractor", {}),
+    ("SeamlessM4TFeatureExtractor", {}),
+    ("Speech2TextFeatureExtractor", {}),
+    ("SpeechT5FeatureExtractor", {}),
+    ("WhisperFeatureExtractor", {"chunk_length": 2}),
+    ("ASTFeatureExtractor", {}),
+    ("ClapFeatureExtractor", {"max_length_s": 2, "truncation": "rand_trunc"}),
+]
+HEAD: dict[str, Any] = {"version": "", "names": None, "most_bytes": 1 << 30}
+
+
 def noise(count: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=count).astype(np.float32)
 
@@ -47,9 +64,23 @@ def saved(folder: Path, kind: str, options: dict[str, Any]) -> Any:
 
 def extracted(folder: Path, clips: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
     """Return the arrays of clips, given as samples."""
-    head = {"folder": str(folder), "version": "", "names": None, "most_s": 90, "rates": [RATE] * len(clips)}
+    head = {**HEAD, "folder": str(folder), "most_s": 90, "rates": [RATE] * len(clips)}
     found: dict[str, Any] = extract_features(head, [clip.tobytes() for clip in clips])["arrays"]
     return found
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (400, 399), (RATE, 400), (2 * RATE, RATE)])
+@pytest.mark.parametrize(("kind", "options"), COUNTED)
+def test_no_more_is_counted_than_an_extractor_makes(
+    tmp_path: Path, kind: str, options: dict[str, Any], lengths: tuple[int, int]
+) -> None:
+    """Of padded clips; so nothing that fits is refused."""
+    extractor = saved(tmp_path, kind, options)
+    clips = [noise(length, seed) for seed, length in enumerate(lengths)]
+    counted = made_bytes(sound_settings(tmp_path), lengths)
+    assert counted == made_bytes(vars(extractor), lengths)
+    with suppress(ServiceError):  # too short for it, or longer than its window
+        assert counted <= sum(array.nbytes for array in extracted(tmp_path, clips).values())
 
 
 @pytest.mark.parametrize(("kind", "options", "most"), WHOLE_WINDOWS)
@@ -111,7 +142,7 @@ def test_a_file_that_is_too_long_is_told_the_limit_of_a_call(tmp_path: Path) -> 
     saved(tmp_path, "WhisperFeatureExtractor", {"chunk_length": 30})
     sink = io.BytesIO()
     soundfile.write(sink, noise(2 * RATE), RATE, format="WAV")
-    head = {"folder": str(tmp_path), "version": "", "names": None, "most_s": 3.0, "rates": [0, 0]}
+    head = {**HEAD, "folder": str(tmp_path), "most_s": 3.0, "rates": [0, 0]}
     with pytest.raises(ServiceError, match="longer than 3 s together") as told:
         extract_features(head, [sink.getvalue()] * 2)
     assert told.value.reason is ErrorReason.REQUEST_TOO_LARGE

@@ -33,6 +33,7 @@ def test_twenty_text_models_in_turn_load_each_tokenizer_once(
         "padded_tokens": 0,
         "most_tokens": 100,
         "most_characters": 100,
+        "most_bytes": 1 << 20,
     }
     for model in (*range(20), *range(20)):
         tokenization.tokenize({**head, "version": f"model {model}"}, [("text", "the film")])

@@ -30,8 +30,8 @@ from trocar_server.engine.request.plan import (
     TensorInput,
     payload_count,
 )
-from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.engine.schedule.deadlines import until
+from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.models.image_rules import Size
@@ -108,7 +108,7 @@ class ImageTextProcessor:
         payloads: Sequence[Payload],
         limits: Limits,
         deadline: float | None = None,
-        reservation: Reservation | None = None,
+        room: Room | None = None,
     ) -> Processed:
         """Turn texts and images into arguments; see `takes_image_texts`.
 
@@ -119,22 +119,22 @@ class ImageTextProcessor:
             payloads: Those of all inputs; none for a dry run, which processes blank images of the same sizes.
             limits: Limits of a call.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            reservation: Grows by the bytes of the arguments; while these are made also by those of the
-                decoded images.
+            room: Of the call; grows by the bytes of the arguments; while these are made also by those of
+                the decoded images.
 
         Raises:
             ServiceError: `INPUT_REJECTED`, texts and images do not fit; `INVALID_IMAGE` or `IMAGE_TOO_LARGE`,
                 naming the image; `REQUEST_TOO_LARGE`, there are too many tokens; `SERVER_BUSY`;
                 `DEADLINE_EXCEEDED`; `CANCELLED`.
         """
+        room = Room() if room is None else room
         texts = _only_texts(hosted, unprocessed)
         found, others, of_others = _split(inputs, payloads)
         async with until(deadline, "the inputs were processed"):
             images = await self._with_sizes(found, limits)
-            made, digest = await self._made(hosted, texts, images, limits, reservation)
+            made, digest = await self._made(hosted, texts, images, limits, room)
         processed = _processed(made, digest, texts, others, of_others)
-        if reservation is not None:
-            reservation.grow(processed.byte_count)
+        room.reserve(processed.byte_count, max(1, len(images.specs)))
         return processed
 
     async def _with_sizes(self, found: _Images, limits: Limits) -> _Images:
@@ -155,7 +155,7 @@ class ImageTextProcessor:
         texts: TextInput | None,
         images: _Images,
         limits: Limits,
-        reservation: Reservation | None,
+        room: Room,
     ) -> tuple[Made, bytes]:
         """Check the size of everything, decode the images, and run the model's processor."""
         room_bytes, held_bytes = image_room_bytes(limits.max_request_bytes), images.decoded_bytes
@@ -166,8 +166,8 @@ class ImageTextProcessor:
             held_bytes += _COPIES * await self._processor.measure_image_texts(
                 hosted, given, limits, room_bytes
             )
-        if reservation is not None:
-            reservation.reserve(held_bytes, max(1, len(images.specs)))
+        before_bytes = room.byte_count
+        room.reserve(held_bytes, max(1, len(images.specs)))
         try:
             pixels: list[bytes] = []
             if images.payloads:
@@ -178,8 +178,7 @@ class ImageTextProcessor:
                 pixels = [each.tobytes() for each in decoded]
             return await self._processor.process_image_texts(hosted, given, pixels, limits, room_bytes)
         finally:
-            if reservation is not None:
-                reservation.add(-held_bytes)
+            room.release(room.byte_count - before_bytes)
 
 
 def _model_type(hosted: HostedModel) -> str:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from trocar_server.config import Limits
 from trocar_server.decoding.process import WorkerProcess
 from trocar_server.engine.execute.worker_pool import WorkerPool
 from trocar_server.engine.request.plan import ArgumentInput, Payload, TensorInput
-from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.engine.schedule.deadlines import until
+from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
 from trocar_server.processing.exchange import (
@@ -37,7 +37,12 @@ from trocar_server.processing.exchange import (
     process_image_texts,
     tokenize,
 )
-from trocar_server.processing.folder import has_feature_extractor, has_tokenizer, processor_digest
+from trocar_server.processing.folder import (
+    has_feature_extractor,
+    has_tokenizer,
+    processor_digest,
+    sound_settings,
+)
 from trocar_server.processing.inputs import (
     AudioInput,
     ImageTextInput,
@@ -46,6 +51,8 @@ from trocar_server.processing.inputs import (
     TextInput,
     check_characters,
 )
+from trocar_server.processing.sound_lengths import check_sound, encoded_length
+from trocar_server.processing.text_lengths import check_tokens
 
 Result = TypeVar("Result")
 
@@ -54,8 +61,12 @@ _TEXT_PROCESSES = 2
 _AUDIO_PROCESSES = 1
 _IMAGE_TEXT_PROCESSES = 1
 _QUANTUM = 1 << 16
-_DIGESTS_KEPT = 256
+_FOLDERS_KEPT = 256
 _SMALL_CHARACTERS = 1 << 14
+
+
+_Described: TypeAlias = tuple[bytes, dict[str, Any]]
+"""Digest of a processor's folder, and the settings of its feature extractor."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class Processor:
         self._image_texts = WorkerPool(
             lambda: WorkerProcess(_WORKER, "image_text"), _IMAGE_TEXT_PROCESSES, _QUANTUM, _stopping
         )
-        self._digests: OrderedDict[tuple[Path, str], bytes] = OrderedDict()
+        self._folders: OrderedDict[tuple[Path, str], _Described] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -107,7 +118,7 @@ class Processor:
         payloads: Sequence[Payload],
         limits: Limits,
         deadline: float | None = None,
-        reservation: Reservation | None = None,
+        room: Room | None = None,
     ) -> Processed:
         """Turn texts and sound into arguments of the model.
 
@@ -118,18 +129,22 @@ class Processor:
             payloads: Those of all inputs.
             limits: Limits of a call.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            reservation: Grows by the bytes of the arguments.
+            room: Of the call; grows by the bytes of the arguments, as counted before they are made.
 
         Raises:
             ServiceError: `NO_PREPROCESSING`, the model takes no texts or no sound; `INPUT_REJECTED`,
-                `REQUEST_TOO_LARGE`, naming the sample where it is one; `CANCELLED`, the server stops;
+                `REQUEST_TOO_LARGE`, naming the sample where it is one, or where padding would make too
+                much of them, which is not tried; `CANCELLED`, the server stops;
                 `DEADLINE_EXCEEDED`; `SERVER_BUSY`, there is no room for the arguments.
         """
-        async with until(deadline, "the inputs were processed"):
-            processed = await self._process(hosted, inputs, unprocessed, payloads, limits)
-        if reservation is not None:
-            reservation.grow(processed.byte_count)
-        return processed
+        room = Room() if room is None else room
+        before_bytes = room.byte_count
+        try:
+            async with until(deadline, "the inputs were processed"):
+                return await self._process(hosted, inputs, unprocessed, payloads, limits, room)
+        except BaseException:
+            room.release(room.byte_count - before_bytes)
+            raise
 
     async def _process(
         self,
@@ -138,22 +153,29 @@ class Processor:
         unprocessed: Sequence[ProcessorInput],
         payloads: Sequence[Payload],
         limits: Limits,
+        room: Room,
     ) -> Processed:
         takes = _takes(hosted, unprocessed)
-        digest = await self._digest(takes)
+        digest, settings = await self._described(takes)
         rest, found = list(inputs), list(_of_others(unprocessed, payloads))
         described: list[ProcessedInput] = []
         byte_count = 0
         for given in unprocessed:
             own = _taken(hosted, given.name) if given.name else takes
-            made = _as_taken(hosted, given.name, await self._made(given, own, payloads, limits))
+            most_bytes = room.most_bytes(limits)
+            counted_bytes = _count(given, own, settings, payloads, limits, most_bytes)
+            room.reserve(counted_bytes, given.row_count)
+            made = await self._made(given, own, payloads, limits, most_bytes)
+            made = _as_taken(hosted, given.name, made)
+            own_bytes = sum(array.nbytes for array in made.arrays.values())
+            room.settle(counted_bytes, own_bytes, given.row_count)
+            byte_count += own_bytes
             _check_vocabulary(hosted.module, made)
             names = tuple(_argument_name(given.name, name) for name in made.arrays)
             check_names(rest, names)
             for name, array in zip(names, made.arrays.values(), strict=True):
                 rest.append(TensorInput(name, torch.from_numpy(array[:0]).dtype, array.shape))
                 found.append(array.reshape(-1).view(np.uint8))
-                byte_count += array.nbytes
             described.append(
                 ProcessedInput(given.name, made.samples, names, digest, made.padded_length, made.pads_left)
             )
@@ -193,13 +215,14 @@ class Processor:
         """Serve other threads too, on the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    async def _digest(self, takes: Takes) -> bytes:
+    async def _described(self, takes: Takes) -> _Described:
+        """Return the digest of a processor's files, and the settings of its feature extractor."""
         key = takes.folder, takes.version
-        if key not in self._digests:
-            self._digests[key] = await asyncio.to_thread(processor_digest, takes.folder)
-            if len(self._digests) > _DIGESTS_KEPT:
-                self._digests.popitem(last=False)
-        return self._digests[key]
+        if key not in self._folders:
+            self._folders[key] = await asyncio.to_thread(_describe, takes.folder)
+            if len(self._folders) > _FOLDERS_KEPT:
+                self._folders.popitem(last=False)
+        return self._folders[key]
 
     async def measure_image_texts(
         self, hosted: HostedModel, given: ImageTextInput, limits: Limits, most_bytes: int
@@ -242,7 +265,7 @@ class Processor:
                 `MODEL_INVALID`, as the processor says; `CANCELLED`, the server stops.
         """
         takes = _taken(hosted)
-        digest = await self._digest(takes)
+        digest, _ = await self._described(takes)
         made = await self._of_image_texts(
             given,
             limits,
@@ -265,14 +288,19 @@ class Processor:
             raise _too_slow(timeout_s) from None
 
     async def _made(
-        self, given: ProcessorInput, takes: Takes, payloads: Sequence[Payload], limits: Limits
+        self,
+        given: ProcessorInput,
+        takes: Takes,
+        payloads: Sequence[Payload],
+        limits: Limits,
+        most_bytes: int,
     ) -> Made:
         flow, timeout_s = current_flow(), limits.max_processing_s
         try:
             if isinstance(given, TextInput):
                 cost = sum(entry.character_count for entry in given.entries)
                 return await self._texts.run(
-                    lambda process: tokenize(process, given, takes, limits),
+                    lambda process: tokenize(process, given, takes, limits, most_bytes),
                     cost,
                     flow,
                     timeout_s,
@@ -280,7 +308,7 @@ class Processor:
                 )
             own = [payload.data for payload in payloads[_places(given)]]
             return await self._audio.run(
-                lambda process: extract_features(process, given, own, takes, limits),
+                lambda process: extract_features(process, given, own, takes, limits, most_bytes),
                 sum(clip.byte_count for clip in given.clips),
                 flow,
                 timeout_s,
@@ -288,6 +316,36 @@ class Processor:
             )
         except TimeoutError:
             raise _too_slow(timeout_s) from None
+
+
+def _describe(folder: Path) -> _Described:
+    return processor_digest(folder), sound_settings(folder)
+
+
+def _count(
+    given: ProcessorInput,
+    takes: Takes,
+    settings: dict[str, Any],
+    payloads: Sequence[Payload],
+    limits: Limits,
+    most_bytes: int,
+) -> int:
+    """Return the bytes that inputs become at least, before a worker gets them.
+
+    Raises:
+        ServiceError: `REQUEST_TOO_LARGE`, padding would make too much of them.
+    """
+    if isinstance(given, AudioInput):
+        own = [payload.data for payload in payloads[_places(given)]]
+        pairs = zip(given.clips, own, strict=True)
+        lengths = [clip.byte_count // 4 if clip.sample_rate else encoded_length(data) for clip, data in pairs]
+        return check_sound(settings, lengths, most_bytes)
+    # Of texts, a tokenizer alone knows their tokens, and counts them before it pads.
+    least = [
+        1 if entry.kind != "ids" or given.options.truncate else len(entry.content) for entry in given.entries
+    ]
+    check_tokens(least, takes.padded_tokens, limits.max_tokens)
+    return 0
 
 
 def _too_slow(timeout_s: float) -> ServiceError:

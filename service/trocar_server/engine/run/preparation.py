@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trocar_server.config import Limits
 from trocar_server.decoding.pixels import Conversion
@@ -15,30 +15,10 @@ from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.plan import ArgumentInput, Payload, Payloads, Plan, SourceInputs
 from trocar_server.engine.resolve.text_spans import has_spans, with_token_rows
 from trocar_server.engine.run.run_plan import Prepared
-from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.engine.schedule.deadlines import until
+from trocar_server.engine.schedule.room import Room
 from trocar_server.models import HostedModel
 from trocar_server.processing.inputs import ProcessorInput
-
-
-@dataclass
-class _Room:
-    """The share of a reservation that one call's images take."""
-
-    reservation: Reservation | None
-    kept_bytes: int | None
-    may_overdraw: bool
-    byte_count: int = 0
-
-    def reserve(self, byte_count: int, rows: int) -> None:
-        if self.reservation is not None:
-            kept_bytes = None if self.kept_bytes is None else self.kept_bytes + self.byte_count
-            self.reservation.reserve(byte_count, rows, kept_bytes=kept_bytes, may_overdraw=self.may_overdraw)
-            self.byte_count += byte_count
-
-    def give_back(self) -> None:
-        if self.reservation is not None:
-            self.reservation.add(-self.byte_count)
 
 
 class Preparation:
@@ -85,7 +65,7 @@ class Preparation:
         unprocessed: Sequence[ProcessorInput],
         payloads: Sequence[Payload],
         deadline: float | None = None,
-        reservation: Reservation | None = None,
+        room: Room | None = None,
     ) -> Processed:
         """Turn the texts and sound of a pass, and images that go with texts, into arguments.
 
@@ -95,7 +75,7 @@ class Preparation:
             unprocessed: Texts and sound.
             payloads: Those of all inputs; of images none in a dry run.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            reservation: Grows by the bytes of the arguments.
+            room: Of the call; grows by the bytes of the arguments.
 
         Raises:
             ServiceError: As `Processor.process` and `ImageTextProcessor.process` do.
@@ -104,7 +84,7 @@ class Preparation:
         if not (both or unprocessed):
             return Processed(tuple(inputs), list(payloads), (), 0)
         process = (self._image_texts if both else self.processor).process
-        return await process(hosted, inputs, unprocessed, payloads, self._limits(), deadline, reservation)
+        return await process(hosted, inputs, unprocessed, payloads, self._limits(), deadline, room)
 
     async def process(
         self,
@@ -112,7 +92,7 @@ class Preparation:
         plan: Plan,
         payloads: Payloads,
         deadline: float | None = None,
-        reservation: Reservation | None = None,
+        room: Room | None = None,
     ) -> tuple[Plan, Payloads]:
         """Turn inputs of a plan, and of its sources, into arguments; see `process_inputs`.
 
@@ -121,7 +101,7 @@ class Preparation:
             plan: The plan; not yet checked against the model.
             payloads: Its payloads.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            reservation: Grows by the bytes of the arguments.
+            room: Of the call; grows by the bytes of the arguments.
 
         Returns:
             The plan and payloads of the pass.
@@ -131,9 +111,7 @@ class Preparation:
         """
 
         async def processed(given: Plan | SourceInputs, own: Sequence[Payload]) -> Processed:
-            return await self.process_inputs(
-                hosted, given.inputs, given.unprocessed, own, deadline, reservation
-            )
+            return await self.process_inputs(hosted, given.inputs, given.unprocessed, own, deadline, room)
 
         main = await processed(plan, payloads.inputs)
         pairs = zip(plan.sources, payloads.sources, strict=True)
@@ -152,10 +130,7 @@ class Preparation:
         checked: CheckedPlan,
         payloads: Payloads,
         deadline: float | None = None,
-        reservation: Reservation | None = None,
-        *,
-        kept_bytes: int | None = None,
-        may_overdraw: bool = False,
+        room: Room | None = None,
     ) -> Prepared:
         """Decode the images of a checked plan, and of its sources.
 
@@ -163,9 +138,7 @@ class Preparation:
             checked: The checked plan.
             payloads: Its payloads.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            reservation: The reservation for the bytes of decoded and prepared images.
-            kept_bytes: As for `Reservation.reserve`, as is `may_overdraw`.
-            may_overdraw: See there.
+            room: Of the call, for the bytes of decoded and prepared images.
 
         Raises:
             ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position; `SERVER_BUSY`;
@@ -174,7 +147,7 @@ class Preparation:
         if not checked.has_images:
             return Prepared(checked, payloads, *checked.no_images)
         hosted, plan = checked.deployment.hosted, checked.plan
-        room = _Room(reservation, kept_bytes, may_overdraw)
+        room = Room() if room is None else room
         try:
             async with until(deadline, "the images were decoded"):
                 images = await self.decode(hosted, plan.inputs, payloads.inputs, room.reserve)

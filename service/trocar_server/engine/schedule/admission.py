@@ -154,6 +154,11 @@ class Reservation:
         """Release the seconds and every byte but those of the reply: the work is done."""
         self.add(byte_count - self.byte_count, -self.seconds)
 
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a call of its class may reserve."""
+        return self._admission.most_bytes(self.kind)
+
     def free_bytes(self) -> int:
         """Return the bytes that still fit its budgets; negative where bytes were added that exist already."""
         of_class, of_flow, of_all = self._budgets

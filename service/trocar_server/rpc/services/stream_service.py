@@ -3,10 +3,11 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import TypeVar
 
 import grpc
 import structlog
@@ -24,6 +25,7 @@ from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.run.stream_statistics import MAX_CHECKPOINT_BYTES, StreamStatistics
 from trocar_server.engine.schedule.admission import MethodClass, Reservation
+from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 from trocar_server.rpc.call.principal import principal_of
@@ -41,6 +43,8 @@ from trocar_server.rpc.transfer.prefetch import prefetch
 from trocar_server.rpc.transfer.stream_batches import StreamBatch, StreamReader
 from trocar_server.telemetry import note_model, note_pass, phase
 from trocar_server.training.trainers import Trainers
+
+Result = TypeVar("Result")
 
 _BUSY_PAUSE_S = 0.1
 _CHECKPOINT_INTERVAL, _MAX_CHECKPOINT_INTERVAL = 16, 1024
@@ -95,6 +99,23 @@ class _Result:
 
     messages: list[Parts]
     byte_count: int
+
+
+def _room(stream: _Stream, batch: StreamBatch) -> Room:
+    """Return the room for what a batch becomes; see Note: [Overdraft]."""
+    kept_bytes = stream.idle_bytes + batch.byte_count
+    return Room(stream.reservation, kept_bytes, may_overdraw=not stream.ready_bytes)
+
+
+async def _with_memory(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Do work, again while there is no memory for it: a stream waits for it, as it does for a replica."""
+    while True:
+        try:
+            return await work()
+        except ServiceError as error:
+            if error.reason is not ErrorReason.SERVER_BUSY:
+                raise
+        await asyncio.sleep(_BUSY_PAUSE_S)
 
 
 class StreamService:
@@ -190,32 +211,31 @@ class StreamService:
         """Turn texts and sound into arguments; what they become counts as received."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
-        plan, processed = await self._engine.process_inputs(batch.plan, payloads, deadline)
-        made_bytes = max(0, sum(payload.nbytes for payload in processed.inputs) - batch.byte_count)
-        stream.reservation.add(made_bytes)
-        batch.plan, batch.payloads = plan, processed.inputs
-        batch.byte_count += made_bytes
+
+        async def process() -> tuple[Plan, Payloads, Room]:
+            room = _room(stream, batch)
+            try:
+                return *await self._engine.process_inputs(batch.plan, payloads, deadline, room), room
+            except BaseException:
+                room.give_back()
+                raise
+
+        plan, processed, room = await _with_memory(process)
+        kept_bytes = max(room.byte_count, batch.byte_count)  # what was received goes
+        stream.reservation.add(kept_bytes - room.byte_count - batch.byte_count)
+        batch.plan, batch.payloads, batch.byte_count = plan, processed.inputs, kept_bytes
         return batch
 
     async def _prepared(self, stream: _Stream, batch: StreamBatch, checked: CheckedPlan) -> Prepared:
         """Decode the images of a batch; a stream waits for memory, as it does for a replica."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
-        kept_bytes = stream.idle_bytes + batch.byte_count
-        while True:
-            try:
-                return await self._engine.preparation.prepare(
-                    checked,
-                    payloads,
-                    deadline,
-                    stream.reservation,
-                    kept_bytes=kept_bytes,
-                    may_overdraw=not stream.ready_bytes,  # see Note: [Overdraft]
-                )
-            except ServiceError as error:
-                if error.reason is not ErrorReason.SERVER_BUSY:
-                    raise
-            await asyncio.sleep(_BUSY_PAUSE_S)
+
+        def prepare() -> Awaitable[Prepared]:
+            room = _room(stream, batch)
+            return self._engine.preparation.prepare(checked, payloads, deadline, room)
+
+        return await _with_memory(prepare)
 
     async def _results(
         self, stream: _Stream, counts: StreamStatistics, batches: AsyncGenerator[_ReadyBatch, None]

@@ -27,6 +27,7 @@ from trocar_server.engine.request.plan import (
     TensorInput,
 )
 from trocar_server.engine.schedule.admission import PassThroughput, Reservation
+from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
 from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
@@ -204,7 +205,7 @@ async def _processed(
     """Process a batch's texts and sound; return a batch of tensors and images alone, and its payloads."""
     hosted = batch.hosted
     process = engine.preparation.process_inputs
-    made = await process(hosted, batch.inputs, batch.unprocessed, own, deadline, reservation)
+    made = await process(hosted, batch.inputs, batch.unprocessed, own, deadline, Room(reservation))
     check_tensors(hosted, made.inputs)
     layout = token_layout(made.made, batch.unprocessed)
     return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads
