@@ -14,11 +14,11 @@ _PLAIN_NAME = re.compile(r'[^.:@#/\[\]"\s]+')
 _PLAIN_ARGUMENT = re.compile(r'[^.:@#/\[\]()"*\s]+')
 _TYPE = re.compile(r"[A-Za-z_]\w*")
 _PORT = re.compile(
-    r"(out|in|scores|pattern|logits|grad_out|grad_in)|(in|param|grad_in|param_grad)\((.+)\)",
+    r"(out|in|scores|pattern|logits|sink|grad_out|grad_in)|(in|param|grad_in|param_grad)\((.+)\)",
     re.DOTALL,
 )
 _PORTS = (
-    "out, in, in(name), param(name), scores, pattern, logits, grad_out, grad_in, grad_in(name), "
+    "out, in, in(name), param(name), scores, pattern, logits, sink, grad_out, grad_in, grad_in(name), "
     "param_grad(name)"
 )
 _WITH_ALL = frozenset(("param", "param_grad"))  # in which a star stands for every parameter
@@ -47,8 +47,8 @@ def selector(
             traced graph and "fn" for a function, both optionally with `*`.
         type: The class that a module must have.
         call: Which call, negative from the last; "*" for all.
-        port: "out", "in", "in(name)" for a keyword input, "param(name)", "pattern" and "logits" of a module's
-            attention, "scores" of an attention function; or a gradient, "grad_out", "grad_in",
+        port: "out", "in", "in(name)" for a keyword input, "param(name)", "pattern", "logits" and "sink" of a
+            module's attention, "scores" of an attention function; or a gradient, "grad_out", "grad_in",
             "grad_in(name)", "param_grad(name)". "param(*)" and "param_grad(*)" are all of the module itself.
         picks: The element of a structured value: positions, negative from the end, and keys.
 

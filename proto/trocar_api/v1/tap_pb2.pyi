@@ -182,7 +182,8 @@ class SelectorParts(_message.Message):
     is_every_call: _builtins.bool
     """Every call; instead of `call`."""
     port: _builtins.str
-    """`out` (when empty), `in`, `in(name)`, `param(name)`, `pattern` and `logits` of a module's attention,
+    """`out` (when empty), `in` (the first parameter of the forward), `in(name)`, `param(name)`, `pattern`, `logits` and
+    `sink` of a module's attention,
     `scores` of an attention function, or a gradient: `grad_out`, `grad_in`, `grad_in(name)`,
     `param_grad(name)`. In `param(*)` and `param_grad(*)` all of the module's own.
     """

@@ -24,9 +24,9 @@ from trocar_server.surgery.selectors.selectors import Selector
 from trocar_server.surgery.sessions.call_order import Skips, call_order, place
 from trocar_server.surgery.sessions.editing import CallInput, EditSession, EditTarget
 from trocar_server.surgery.sessions.functions import (
-    ATTENTION_FUNCTIONS,
     FunctionSession,
     attention_in,
+    attention_names,
     record_functions,
 )
 from trocar_server.surgery.sessions.gradient_errors import differentiable, independent, no_gradient_of
@@ -47,7 +47,6 @@ from trocar_server.surgery.sessions.taps import (
 )
 
 __all__ = [
-    "ATTENTION_FUNCTIONS",
     "CallInput",
     "CallsDifferError",
     "Collector",
@@ -74,6 +73,7 @@ __all__ = [
     "TracedGraph",
     "ValueMissingError",
     "attention_in",
+    "attention_names",
     "call_order",
     "clear_caches",
     "differentiable",

@@ -10,7 +10,7 @@ again on a recording of its own data. `block@0` means the same for any data, and
 from collections.abc import Iterable, Sequence
 
 from trocar_server.engine.execute.collecting import CallCounts
-from trocar_server.surgery import ATTENTION_FUNCTIONS, Recording, Selector, Skips, parse_selector
+from trocar_server.surgery import Recording, Selector, Skips, attention_names, parse_selector
 from trocar_server.surgery.recording.recording import structure_of
 
 
@@ -32,9 +32,9 @@ def calls_of(selectors: Sequence[Selector], recording: Recording, skips: Skips |
         skips: The calls that the pass leaves out; None for none.
     """
     functions = {selector.path for selector in selectors if selector.kind == "fn"}
-    if any(selector.is_attention for selector in selectors):
-        functions |= ATTENTION_FUNCTIONS
     records = recording.of_kind("fn")
+    if any(selector.is_attention for selector in selectors):
+        functions |= attention_names(records)
     of_functions = {("fn", name): len(records[name].calls) if name in records else 0 for name in functions}
     of_modules = {
         ("module", path): len(record.calls) - (skips.missing(record.calls) if skips else 0)

@@ -22,6 +22,7 @@ from trocar_server.surgery import (
 )
 from trocar_server.surgery.recording.recording import ModuleCall
 from trocar_server.surgery.resolution.values import Value
+from trocar_server.surgery.selectors.selectors import SINK
 from trocar_server.tensors.edits import (
     AddInput,
     Edit,
@@ -188,6 +189,11 @@ def place_problems(request: EditRequest) -> Iterator[str]:
         yield "nodes of a traced graph cannot be edited; select the module"
     if isinstance(operation, AddInput | Skip) and not (is_value and selector.port == "out"):
         yield "it is for the output of a module; leave the port out"
+    if selector.port == SINK:
+        yield (
+            "the model drops the sink's share after the softmax, so an edit would change nothing; edit "
+            "`/logits` or `/pattern`, or the parameter from which the sink comes, for example `/param(sinks)`"
+        )
     if isinstance(operation, AddInput | Skip) and selector.is_of_function:
         yield "it is for modules; select one"
     if isinstance(operation, Skip) and selector.picks:

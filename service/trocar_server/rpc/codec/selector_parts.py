@@ -12,7 +12,7 @@ from trocar_server.surgery.structure import Picks, format_picks
 
 _TYPE = re.compile(r"[A-Za-z_]\w*")
 _PORT = re.compile(
-    r"out|in|scores|pattern|logits|grad_out|grad_in|(?:in|param|grad_in|param_grad)\(.+\)", re.DOTALL
+    r"out|in|scores|pattern|logits|sink|grad_out|grad_in|(?:in|param|grad_in|param_grad)\(.+\)", re.DOTALL
 )
 
 _ALL = ("param(*)", "param_grad(*)")
@@ -63,7 +63,7 @@ def selector_text(field: str, parts: pb.SelectorParts) -> str:
     if parts.port and not _PORT.fullmatch(parts.port):
         raise invalid(
             f"{field}.port",
-            "is not one of out, in, in(name), param(name), scores, pattern, logits and their gradients",
+            "is not one of out, in, in(name), param(name), scores, pattern, logits, sink and their gradients",
         )
     call = "@*" if parts.is_every_call else f"@{parts.call}" if parts.HasField("call") else ""
     return "".join(

@@ -58,6 +58,35 @@ class Leaf:
         return count
 
 
+FunctionInput = tuple[str, int, str, Picks]
+"""A function, the index of a call of it, and port and picks of one of its inputs."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Columns of a softmax that stand for no key. See `sinks`.
+
+    Attributes:
+        count: How many.
+        is_first: Whether they are the first ones; the last ones otherwise.
+        logits: The logits of the keys, before the columns were added; None where unknown.
+    """
+
+    count: int
+    is_first: bool = False
+    logits: FunctionInput | None = None
+
+    @property
+    def keys(self) -> tuple[int | None, int | None]:
+        """Start and stop of the columns of keys."""
+        return (self.count, None) if self.is_first else (None, -self.count)
+
+    @property
+    def own(self) -> tuple[int | None, int | None]:
+        """Start and stop of its own columns."""
+        return (None, self.count) if self.is_first else (-self.count, None)
+
+
 @dataclass
 class ModuleCall:
     """One call of a module: its inputs and outputs, and when it started and ended in the pass.
@@ -72,6 +101,7 @@ class ModuleCall:
         peak_bytes: The same until the call ended.
         after_module: Of a function: the last step of the modules' clock before it.
         positional: How many of its inputs were passed by position.
+        sink: Of a softmax: the columns that the model drops after it; None for none.
     """
 
     started: int
@@ -82,6 +112,7 @@ class ModuleCall:
     peak_bytes: int = 0
     after_module: int = 0
     positional: int = 0
+    sink: Sink | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Attention of a module: the port `pattern`, and `logits`, resolved to the function that computes it.
+"""Attention of a module: the ports `pattern`, `logits` and `sink`, resolved to the function that computes it.
 
     layers.3.self_attn/pattern  # -> fn:scaled_dot_product_attention@3/scores
 
@@ -20,10 +20,13 @@ from trocar_server.surgery.recording.recording import (
 )
 from trocar_server.surgery.resolution.call_records import Records, modules_of
 from trocar_server.surgery.resolution.values import Value, values_of
-from trocar_server.surgery.selectors.selectors import LOGITS, Selector
+from trocar_server.surgery.selectors.selectors import LOGITS, SINK, Selector
 from trocar_server.surgery.sessions.attention import ATTENTION, SOFTMAX
 from trocar_server.surgery.sessions.functions import SCORES
 from trocar_server.surgery.sessions.taps import Target
+
+_LEAST_RANK = 3
+"""Dimensions of the logits of attention: (..., queries, keys)."""
 
 Place = tuple[str, int]
 """A module's path, or a function's name, and the index of a call of it."""
@@ -31,11 +34,27 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Attention:
-    """One computation of attention: a call of a function, and the port and shape of its value."""
+    """One computation of attention: a call of a function, and the port and shape of its value.
+
+    Attributes:
+        place: The call.
+        at: When it computes, on the clock of modules.
+        leaf: The value.
+        columns: Start and stop of the wanted part of its last dimension; None for all of it.
+    """
 
     place: Place
     at: int
     leaf: Leaf
+    columns: tuple[int | None, int | None] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the wanted part."""
+        shape = self.leaf.shape or ()
+        if self.columns is None:
+            return shape
+        return (*shape[:-1], len(range(shape[-1])[slice(*self.columns)]))
 
 
 def attention_of(selector: Selector, recording: Recording) -> list[Value]:
@@ -90,14 +109,31 @@ def _outer_first(
 
 def _computed(functions: Mapping[str, ModuleRecord], port: str) -> Iterator[_Attention]:
     """Yield what a pass computes as attention: fused attention, and softmax over three dimensions or more."""
-    for index, call in enumerate(_calls(functions, ATTENTION)):
+    for index, call in enumerate(_calls(functions, ATTENTION) if port != SINK else ()):
         leaf = next(leaf for leaf in call.outputs if leaf.port == (LOGITS if port == LOGITS else SCORES))
         yield _Attention((ATTENTION, index), call.after_module, leaf)
     for index, call in enumerate(_calls(functions, SOFTMAX)):
-        leaves = call.inputs if port == LOGITS else call.outputs
-        found = next((leaf for leaf in leaves if leaf.shape is not None and len(leaf.shape) >= 3), None)
-        if found is not None:
-            yield _Attention((SOFTMAX, index), call.after_module, found)
+        found = _softmaxed(functions, port, index, call)
+        if found is not None and found.leaf.shape is not None and len(found.leaf.shape) >= _LEAST_RANK:
+            yield found
+
+
+def _softmaxed(
+    functions: Mapping[str, ModuleRecord], port: str, index: int, call: ModuleCall
+) -> _Attention | None:
+    """Return what a softmax computes as attention, without the columns of a sink; None for nothing."""
+    sink = call.sink
+    if port == SINK and sink is None:
+        return None
+    if port == LOGITS and sink is not None and sink.logits is not None:
+        name, own, at, picks = sink.logits
+        leaves = functions[name].calls[own].inputs
+        leaf = next(leaf for leaf in leaves if (leaf.port, leaf.picks) == (at, picks))
+        return _Attention((name, own), call.after_module, leaf)
+    leaves = call.inputs if port == LOGITS else call.outputs
+    found = next((leaf for leaf in leaves if leaf.shape is not None), None)
+    columns = None if sink is None else sink.own if port == SINK else sink.keys
+    return None if found is None else _Attention((SOFTMAX, index), call.after_module, found, columns)
 
 
 def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[ModuleCall]:
@@ -113,7 +149,8 @@ def _inside(call: ModuleCall, computed: Sequence[_Attention]) -> list[_Attention
 def _with_port(call: ModuleCall, attention: _Attention | None, port: str) -> ModuleCall:
     if attention is None:
         return call
-    return replace(call, outputs=[*call.outputs, replace(attention.leaf, port=port, picks=())])
+    value = replace(attention.leaf, port=port, picks=(), shape=attention.shape)
+    return replace(call, outputs=[*call.outputs, value])
 
 
 def _of_function(target: Target, attention: _Attention, modules: Mapping[str, ModuleRecord]) -> Value:
@@ -129,8 +166,9 @@ def _of_function(target: Target, attention: _Attention, modules: Mapping[str, Mo
         kind="fn",
         shape=leaf.shape,
         view=view,
+        columns=attention.columns,
     )
-    return own, replace(leaf, shape=view) if view else leaf
+    return own, replace(leaf, shape=view or attention.shape)
 
 
 # Note: [Packed heads]
@@ -177,9 +215,15 @@ def _ambiguous(selector: Selector, count: int) -> ServiceError:
 
 
 def _no_attention(selector: Selector) -> ServiceError:
+    problem = (
+        "no attention with a sink is computed there: no softmax over (..., queries, keys) with columns that "
+        "the model drops after it"
+        if selector.port == SINK
+        else "no attention that can be seen is computed there: neither torch's scaled_dot_product_attention "
+        "nor a softmax over (..., queries, keys)"
+    )
     return ServiceError(
         ErrorReason.UNKNOWN_PICK,
-        f"'{selector.text}': no attention that can be seen is computed there: neither torch's "
-        "scaled_dot_product_attention nor a softmax over (..., queries, keys)",
+        f"'{selector.text}': {problem}",
         selector=selector.text,
     )

@@ -33,7 +33,7 @@ class _Kind:
     takes_call: bool = True
 
 
-_OF_MODULES = ("out", "in", "param", "pattern", "logits", "grad_out", "grad_in", "param_grad")
+_OF_MODULES = ("out", "in", "param", "pattern", "logits", "sink", "grad_out", "grad_in", "param_grad")
 _KINDS = {
     "module": _Kind("a module path; the model itself is `/in` or `/out`", _OF_MODULES),
     "regex": _Kind(r"a regular expression, for example `re:layer\d\.0`", _OF_MODULES),
@@ -47,6 +47,7 @@ _PORT_FORMS = {
     "scores": "scores",
     "pattern": "pattern",
     "logits": "logits",
+    "sink": "sink",
     "grad_out": "grad_out",
     "grad_in": "grad_in, grad_in(name)",
     "param_grad": "param_grad(name)",

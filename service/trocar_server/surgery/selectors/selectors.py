@@ -25,6 +25,8 @@ PATTERN = "pattern"
 """The port of a module's attention after the softmax, (batch, heads, queries, keys)."""
 LOGITS = "logits"
 """The port of a module's attention before the softmax, scaled and masked."""
+SINK = "sink"
+"""The port of the share of a module's attention that goes to no key, (batch, heads, queries, 1)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Selector:
         type_name: Class name that the module must have, or None.
         call: Call index (negative counts from the last), `"*"` for all calls, or None when absent.
         order: Position among all calls in execution order, or None when absent.
-        port: `out`, `in`, `in(name)` for a keyword input, `param(name)`, `pattern`, `logits` or `scores`.
+        port: `out`, `in`, `in(name)` for a keyword input, `param(name)`, `pattern`, `logits`, `sink` or
+            `scores`.
         is_gradient: Whether it selects the gradient with respect to that value: `grad_out` and so on.
         picks: Path into a structured value; empty for all of it.
         quoted: Positions of the path's literal components, `*` included.
@@ -90,7 +93,7 @@ class Selector:
     @property
     def is_attention(self) -> bool:
         """Whether it selects the attention that modules compute."""
-        return self.port in (PATTERN, LOGITS) and self.kind in ("module", "regex")
+        return self.port in (PATTERN, LOGITS, SINK) and self.kind in ("module", "regex")
 
     @property
     def records(self) -> str:

@@ -170,7 +170,11 @@ def edited_port(entry: EditTarget, ports: Mapping[str, Any], other: torch.Tensor
         raise ValueMissingError(target.name) from None
     if not isinstance(value, torch.Tensor):
         raise ValueMissingError(target.name)
-    return put(whole, target.picks, edit_value(entry.edit, value, entry.operands, other))
+    if target.columns is None:
+        return put(whole, target.picks, edit_value(entry.edit, value, entry.operands, other))
+    edited, part = value.clone(), (..., slice(*target.columns))
+    edited[part] = edit_value(entry.edit, value[part], entry.operands, other)
+    return put(whole, target.picks, edited)
 
 
 Inputs = dict[CallInput, torch.Tensor]

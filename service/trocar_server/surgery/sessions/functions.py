@@ -41,6 +41,7 @@ from trocar_server.surgery.sessions.editing import (
 )
 from trocar_server.surgery.sessions.function_calls import FunctionWatch
 from trocar_server.surgery.sessions.hooks import Session
+from trocar_server.surgery.sessions.sinks import SinkWatch
 from trocar_server.surgery.sessions.taps import CallsDifferError, Collector, StopForward, Target, by_call
 from trocar_server.surgery.structure import pick
 
@@ -299,14 +300,23 @@ def record_functions(
 
 
 def attention_in(functions: Mapping[str, ModuleRecord]) -> dict[str, ModuleRecord]:
-    """Return the records of functions that compute attention."""
-    return {name: record for name, record in functions.items() if name in ATTENTION_FUNCTIONS}
+    """Return the records of functions that compute attention, and of those that add a sink to it."""
+    names = attention_names(functions)
+    return {name: record for name, record in functions.items() if name in names}
+
+
+def attention_names(functions: Mapping[str, ModuleRecord]) -> frozenset[str]:
+    """Return the names of functions at which values of attention are."""
+    calls = functions[SOFTMAX].calls if SOFTMAX in functions else ()
+    joins = {call.sink.logits[0] for call in calls if call.sink is not None and call.sink.logits is not None}
+    return ATTENTION_FUNCTIONS | joins
 
 
 class _RecordingListener:
     def __init__(self, recorder: Recorder, steps: StepCount) -> None:
         self.recorder = recorder
         self._steps = steps
+        self._sinks = SinkWatch()
 
     def enter(self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.recorder.enter(name, CallPorts(UNNAMED, args, kwargs)).after_module = self._steps.step
@@ -315,6 +325,7 @@ class _RecordingListener:
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         call = self.recorder.leave(name, result)
+        self._sinks.see(name, call, CallPorts(UNNAMED, args, kwargs), result, index)
         if name == ATTENTION:
             call.outputs += _attention_leaves(args, kwargs)
 

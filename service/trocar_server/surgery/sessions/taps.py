@@ -31,6 +31,7 @@ class Target:
         is_gradient: Whether the target is the gradient with respect to that value.
         shape: The recorded shape, if a pass may have another one, which is an error; None to take any.
         view: The shape that the collected value gets; its own when empty. See Note: [Packed heads].
+        columns: Start and stop of its part of the value's last dimension; None for all of it. See `sinks`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Target:
     is_gradient: bool = False
     shape: tuple[int, ...] | None = None
     view: tuple[int, ...] = ()
+    columns: tuple[int | None, int | None] | None = None
 
     @property
     def parameter(self) -> str | None:
@@ -109,6 +111,8 @@ class Collector:
                 raise ValueMissingError(target.name) from None
             if not isinstance(value, torch.Tensor):
                 return  # data-dependent control flow; the value is reported as missing
+            if target.columns is not None:
+                value = value[..., slice(*target.columns)]
             value = self._copy(value) if target.clone else value
             self.values[target.name] = value.reshape(target.view) if target.view else value
         self.pending -= 1
