@@ -15,7 +15,7 @@ Objective = Callable[[int], trocar.Objective]
 
 _ALWAYS = [
     *("set", "zero", "add", "scale", "affine", "clamp", "steer", "project_out", "project_onto"),
-    *("top_k", "cast", "nan_to_num", "normalise", "mean_ablate", "swap", "add_input"),
+    *("top_k", "cast", "nan_to_num", "normalise", "mean_ablate", "swap", "add_input", "skip"),
 ]
 _OVER_SAMPLES = ["noise", "resample", "dropout", "int8", "swap source", "mean of batch"]
 
@@ -25,7 +25,7 @@ def draw_edit(chance: Random, place: Place, rules: Rules, *, has_source: bool = 
     names = _ALWAYS if rules.by_sample else [*_ALWAYS, *_OVER_SAMPLES]
     left_out = set() if has_source else {"swap source"}
     if "[" in place.selector:
-        left_out |= {"swap", "add_input"}
+        left_out |= {"swap", "add_input", "skip"}
     name = chance.choice([name for name in names if name not in left_out])
     values, options = _operation(chance, name, place, rules)
     kinds = {"int8": "cast", "swap source": "swap", "mean of batch": "mean_ablate"}
@@ -44,7 +44,7 @@ def _operation(chance: Random, name: str, place: Place, rules: Rules) -> tuple[l
     vector = np.random.default_rng(width).standard_normal(width).astype(np.float32)
     along = {"channel_dim": channels_of(place) - chance.choice([0, place.rank])}
     number = round(chance.uniform(-1, 1), 2)
-    constant: Any = number if chance.random() < 0.7 else np.float32(number)
+    constant: Any = number if chance.random() < 0.6 else np.full(place.shape[-1:], number, np.float32)
     is_so, seed = chance.random() < 0.5, chance.randrange(9)
     made: dict[str, tuple[list[Any], dict[str, Any]]] = {
         **dict.fromkeys(("set", "add", "scale"), ([constant], {})),
@@ -86,7 +86,7 @@ _OF_CHANNELS = frozenset(
 
 def _region(chance: Random, name: str, place: Place, rules: Rules) -> dict[str, Any]:
     """Draw the part that is changed."""
-    if place.samples != 0 or place.rank < 2 or chance.random() < 0.5:
+    if place.samples != 0 or place.rank < 2 or name == "skip" or chance.random() < 0.5:
         return {}
     if name in _OF_CHANNELS:
         return {} if rules.by_sample or name == "mean_ablate" else {"samples": [0, 2]}
@@ -133,25 +133,30 @@ def _term(chance: Random, family: Family, place: Place, earlier: Place, rules: R
             return lambda batch: make([chosen] * batch)
         return lambda _: make(chosen)
     if kind == "cross_entropy":
-        return lambda batch: trocar.loss("cross_entropy", [1] * batch)
+        name: Any = chance.choice(["cross_entropy", "nll"])
+        return lambda batch: trocar.loss(name, [1] * batch)
     if kind == "loss":
         return _loss(chance, place)
     if kind == "penalty":
         center = chance.choice([0.0, 1.0])
         inner = trocar.value(place.selector, function="square")
         return lambda _: trocar.gradient_penalty(inner, at=earlier.selector, center=center)
-    function: Any = chance.choice([None, "square", "abs", "exp"])
+    function: Any = chance.choice([None, "square", "abs", "exp", "log"])
     reduce: Any = "sum" if rules.by_sample else chance.choice(["sum", "mean", "norm"])
     reductions = [trocar.pool("avg")] if kind == "value reduced" and place.rank > 2 else []
-    return lambda _: trocar.value(place.selector, reduce=reduce, function=function, reductions=reductions)
+    dim = channels_of(place) if reductions and chance.random() < 0.3 else None
+    return lambda _: trocar.value(
+        place.selector, reduce=reduce, function=function, reductions=reductions, channel_dim=dim
+    )
 
 
 def _loss(chance: Random, place: Place) -> Objective:
     kind: Any = chance.choice(["mse", "l1", "smooth_l1", "bce_with_logits", "kl_div"])
     reduction: Any = chance.choice(["mean", "sum"])
+    dtype: Any = chance.choice([np.float32, np.float32, np.float64])
 
     def of(batch: int) -> trocar.Objective:
-        labels = np.random.default_rng(0).random((batch, *place.shape[1:]), dtype=np.float32)
+        labels = np.random.default_rng(0).random((batch, *place.shape[1:]), dtype=dtype)
         return trocar.loss(kind, labels, at=place.selector, reduction=reduction)
 
     return of

@@ -50,14 +50,23 @@ class PartsTap(trocar.Tap):
 
 
 def in_parts(message: Any) -> None:
-    """Replace the selector of a tap or edit by its parts, if it is a plain module path and port."""
-    path, _, port = message.selector.partition("/")
+    """Replace the selector of a tap or edit by its parts, if it is a module path, a port and picks."""
+    plain, _, picks = message.selector.partition("[")
+    path, _, port = plain.partition("/")
     path, _, call = path.partition("@")
-    if "[" not in message.selector and ":" not in message.selector and call != "*":
+    if ":" not in message.selector and call != "*":
         message.selector = ""
+        steps = [step.strip('"') for step in picks.removesuffix("]").split("][") if step]
         message.parts.CopyFrom(
             tap_pb2.SelectorParts(
-                kind=tap_pb2.SELECTOR_KIND_MODULE, path=path, call=int(call) if call else None, port=port
+                kind=tap_pb2.SELECTOR_KIND_MODULE,
+                path=path,
+                call=int(call) if call else None,
+                port=port,
+                picks=[
+                    tap_pb2.Pick(position=int(step)) if step.isdigit() else tap_pb2.Pick(key=step)
+                    for step in steps
+                ],
             )
         )
 
@@ -147,11 +156,13 @@ def _choices(chance: Random, place: Place, rules: Rules) -> Any:
         ([trocar.project(3, seed=chance.randrange(5))], 0),
         ([_pca(chance, width)], 0),
     ]
+    if place.rank == 3 and place.shape[1] > 4:
+        kinds.append(([trocar.grid(2, 2, prefix=place.shape[1] - 4)], 0))
     if place.rank == 3:
         kinds.append(([trocar.tokens(chance.choice([[0], [-1, 0], slice(0, 2)]))], 0))
         kinds.append(([trocar.tokens(chance.choice(["cls", "last"]))], 0))
     if place.rank > 2:
-        kinds.append(([trocar.crop(0, 0, 1, min(2, place.shape[-1]))], 0))
+        kinds.append(([_crop(chance, place)], 0))
         kinds.append(([_pool(chance, place)], 0))
         kinds.append(([trocar.gram(normalized=chance.random() < 0.5)], 0))
     if not rules.by_sample:
@@ -165,6 +176,12 @@ def _choices(chance: Random, place: Place, rules: Rules) -> Any:
 def _top_k(chance: Random, least: int) -> trocar.Reduction:
     count = 1 + chance.randrange(min(2, least))
     return trocar.top_k(count, chance.choice([-1, 1]), smallest=chance.random() < 0.5)
+
+
+def _crop(chance: Random, place: Place) -> trocar.Reduction:
+    rows, columns = place.shape[-2:]
+    top, left = chance.randrange(rows), chance.randrange(columns)
+    return trocar.crop(top, left, rows - top, columns - left)
 
 
 def _pool(chance: Random, place: Place) -> trocar.Reduction:

@@ -96,6 +96,7 @@ def hosted(names: Iterable[str], **settings: Any) -> Iterator[Hosts]:
     """Host families in this process, with a cache of replies, for the length of the context."""
     names = tuple(names)
     limits = {"feature_cache_bytes": CACHE_BYTES, **settings.pop("limits", {})}
+    settings.setdefault("engine", {"compile_after": 0})  # what is compiled has a tolerance: see `compiled.py`
     with ExitStack() as stack:
         server = stack.enter_context(
             running_server(models=tables(names), device="cpu", limits=limits, **settings)

@@ -65,6 +65,8 @@ def _options(chance: Random) -> dict[str, Any]:
         {"merge": False},
         {"priority": chance.choice(["low", "high"])},
         {"chunk_bytes": 4096},
+        {"wire": chance.choice(["float16", "bfloat16"])},
+        {"numerics": chance.choice(["fast", "bf16"]), "merge": False},
     ]
     return chance.choice(choices) if chance.random() < 0.3 else {}
 

@@ -1,0 +1,36 @@
+"""Texts, pictures and sound: see `processed.py`; the number of cases is that of `test_relations.py`."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tests.relations.known import LEFT_PADDED, unexpected
+from tests.relations.processed import KINDS, PROCESSED_RELATIONS, ProcessedHosts, hosted_kinds
+from tests.relations.test_relations import COUNT, SEED
+
+CASES = COUNT or 1
+NAMES = tuple(KINDS) if COUNT else ("texts-bert", LEFT_PADDED, "pictures", "sound")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[ProcessedHosts]:
+    with hosted_kinds(NAMES) as running:
+        yield running
+
+
+@pytest.mark.parametrize("relation", PROCESSED_RELATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_prepared_inputs_in_two_ways_have_one_answer(hosts: ProcessedHosts, name: str, relation: str) -> None:
+    wrong = []
+    for number in range(CASES):
+        outcome = PROCESSED_RELATIONS[relation](hosts, name, Random(f"{SEED} {relation} {name} {number}"))
+        texts = [str(each) for each in unexpected(relation, name, outcome.comparison.differences)]
+        if texts:
+            wrong.append((number, texts))
+    assert not wrong
+
+
+def test_padding_on_the_left_is_still_wrong_for_absolute_positions(hosts: ProcessedHosts) -> None:
+    cases = (PROCESSED_RELATIONS["alone"](hosts, LEFT_PADDED, Random(number)) for number in range(8))
+    assert any(outcome.comparison.differences for outcome in cases), "mended: remove its line from known.py"
