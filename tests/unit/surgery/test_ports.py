@@ -1,8 +1,10 @@
 """Inputs of modules, by the parameters of `forward`: torch's own hooks and `inspect` are the oracle."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from transformers import (
     WhisperModel,
 )
 
+import trocar_server
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
     CallInput,
@@ -473,3 +476,11 @@ def test_a_wildcard_edit_scales_first_parameters_only() -> None:
         handle.remove()
     with EditSession(model, edits):
         assert torch.equal(model(*call[0], **call[1]).last_hidden_state, expected)
+
+
+def test_inputs_get_their_ports_in_one_place() -> None:
+    """A second copy of the rule would call inputs by how they are passed."""
+    root = Path(trocar_server.__file__).parent
+    writes_a_port = re.compile(r"""f["']in\(\{""")
+    files = [path for path in root.rglob("*.py") if writes_a_port.search(path.read_text())]
+    assert [path.relative_to(root).as_posix() for path in files] == ["surgery/ports.py"]

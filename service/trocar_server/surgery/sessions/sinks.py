@@ -11,7 +11,7 @@ from weakref import ref
 
 import torch
 
-from trocar_server.surgery.ports import CallPorts, Place
+from trocar_server.surgery.ports import UNNAMED, CallPorts, Place
 from trocar_server.surgery.recording.recording import FunctionInput, ModuleCall, Sink
 from trocar_server.surgery.sessions.attention import SOFTMAX
 from trocar_server.surgery.structure import leaves
@@ -109,9 +109,8 @@ def _place(ports: CallPorts, position: int) -> Place:
 
 def _second(ports: CallPorts, *names: str) -> Any:
     """Return the second argument of a call, which may be passed by one of these names."""
-    return next(
-        (ports[f"in({name})"] for name in names if f"in({name})" in ports), ports.get("in", {}).get(1)
-    )
+    keywords = [port for port, _ in map(UNNAMED.place_of, names) if port in ports]
+    return ports[keywords[0]] if keywords else ports.get("in", {}).get(1)
 
 
 def _dropped(index: Any, value: torch.Tensor) -> tuple[bool, int] | None:
