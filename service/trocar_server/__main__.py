@@ -17,6 +17,7 @@ from trocar_server.app.log_format import LogFormat, set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
+from trocar_server.storage.durable import write_durably
 
 if TYPE_CHECKING:
     from trocar_server.app.app import App
@@ -172,9 +173,7 @@ def _deploy(address: str, settings: "ServerConfig", ready_file: Path | None, *, 
 
 def _write_address(ready_file: Path | None, address: str) -> None:
     if ready_file:
-        temporary = ready_file.with_suffix(".part")
-        temporary.write_text(address)
-        temporary.replace(ready_file)
+        write_durably(ready_file, address.encode(), is_private=False, is_durable=False)
 
 
 def convert(

@@ -12,6 +12,7 @@ from trocar._async.connection import AsyncConnection
 from trocar._async.extraction import AsyncExtraction
 from trocar._async.gradients import AsyncGradients
 from trocar._base.concurrency import AsyncCondition, async_pause
+from trocar._base.replacement import write_file
 from trocar._base.tables import Listing, html_facts
 from trocar._request.training.adapter_files import (
     ADAPTER_CONFIG,
@@ -248,7 +249,7 @@ class AsyncTrainerCalls:
         home = made_folder(folder)
         request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_ADAPTER)
         config = await self._download(home / ADAPTER_WEIGHTS, request, timeout_s)
-        (home / ADAPTER_CONFIG).write_text(config, "utf-8")
+        write_file(home / ADAPTER_CONFIG, config, is_durable=True)
         return home
 
     async def load_adapter(

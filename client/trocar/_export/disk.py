@@ -8,21 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trocar._base.replacement import put, sync
 from trocar.errors import OutputError
-
-PART = ".part"
-"""How the name of something unfinished ends."""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: after a crash it is either the old or the new one."""
-    part = path.with_name(path.name + PART)
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync(path.parent)
 
 
 def publish(part: Path, path: Path) -> None:
@@ -31,19 +18,7 @@ def publish(part: Path, path: Path) -> None:
         sync(found)
     if path.is_dir():
         shutil.rmtree(path)  # of the same shard, from a run that was killed before it recorded it
-    part.replace(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, are on the disk."""
-    if path.is_dir() and sys.platform == "win32":
-        return  # folders cannot be opened there
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    put(part, path)
 
 
 def files_in(path: Path) -> list[Path]:

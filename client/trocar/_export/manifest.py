@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trocar._base.names import shortened
-from trocar._export.disk import write_whole
+from trocar._base.replacement import write_file
 from trocar._export.open_shard import Failure
 from trocar._export.schema import Schema
 from trocar.errors import OutputError
@@ -84,7 +84,7 @@ class Manifest:
         }
         text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
         # A message may hold a path that is no UTF-8: its lone surrogates become JSON's escapes.
-        write_whole(root / NAME, text.encode("utf-8", "backslashreplace"))
+        write_file(root / NAME, text.encode("utf-8", "backslashreplace"), is_durable=True)
 
 
 def load(root: Path) -> Manifest | None:

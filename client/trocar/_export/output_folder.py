@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trocar._base.replacement import PART
 from trocar._export import disk, manifest
 from trocar._export.manifest import Manifest, ShardEntry
 from trocar._export.open_shard import OpenShard, Rows, remove_open_shard
@@ -14,7 +15,9 @@ from trocar._export.schema import Schema
 from trocar._export.writers.shard_writer import ShardContent, ShardFormat
 from trocar.errors import OutputError
 
-_UNFINISHED = re.compile(rf"(features-\d{{5,}}(\.[a-z]+)?|{re.escape(manifest.NAME)}){re.escape(disk.PART)}")
+_UNFINISHED = re.compile(
+    rf"(features-\d{{5,}}(\.[a-z]+)?|\.?{re.escape(manifest.NAME)}(\.[0-9a-f]{{32}})?){re.escape(PART)}"
+)
 
 
 class Output:
@@ -95,7 +98,7 @@ class Output:
         done = self._shard
         name = f"features-{done.number:05}{self._format.suffix}" if done.keys else ""
         if name and done.schema is not None:
-            part = self.root / (name + disk.PART)
+            part = self.root / (name + PART)
             self._format.write(part, ShardContent(done.schema, done.arrays(), done.keys))
             disk.publish(part, self.root / name)
         files = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from google.protobuf.json_format import MessageToDict
 
+from trocar._base.replacement import write_file
 from trocar._base.tables import MOST_ROWS, first_lines, html_table, number_text
 from trocar._base.text_tables import text_table
 from trocar.errors import EXCEPTIONS, TrainerError
@@ -209,7 +210,7 @@ class History(Sequence[FitEvent]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events as JSON lines, which `load` reads."""
         lines = "".join(event.to_json() + "\n" for event in self._events)
-        Path(path).write_text(lines, encoding="utf-8")
+        write_file(Path(path), lines)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

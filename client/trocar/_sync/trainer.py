@@ -9,6 +9,7 @@ import grpc
 from safetensors.numpy import load
 
 from trocar._base.concurrency import Condition, pause
+from trocar._base.replacement import write_file
 from trocar._base.tables import Listing, html_facts
 from trocar._request.training.adapter_files import (
     ADAPTER_CONFIG,
@@ -238,7 +239,7 @@ class TrainerCalls:
         home = made_folder(folder)
         request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_ADAPTER)
         config = self._download(home / ADAPTER_WEIGHTS, request, timeout_s)
-        (home / ADAPTER_CONFIG).write_text(config, "utf-8")
+        write_file(home / ADAPTER_CONFIG, config, is_durable=True)
         return home
 
     def load_adapter(self, folder: str | os.PathLike[str], *, timeout_s: float | None = None) -> Checkpoint:

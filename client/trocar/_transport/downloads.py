@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
+from contextlib import ExitStack
 from errno import EISDIR
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
+from trocar._base.replacement import replacement
 from trocar.errors import BadReplyError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ class Download:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
         self._expected: int | None = None
         self._update_count = 0
         self.byte_count = 0
@@ -42,27 +40,16 @@ class Download:
     def __enter__(self) -> Self:
         if self._path.is_dir():
             raise IsADirectoryError(EISDIR, "is a folder; give a file", str(self._path))
-        try:
-            self._file = self._partial.open("xb")
-        except OSError as error:  # which names the file that nobody asked for
-            raise type(error)(error.errno, error.strerror, str(self._path)) from None
+        with ExitStack() as files:
+            partial = files.enter_context(replacement(self._path, is_durable=True))
+            self._file = files.enter_context(partial.open("wb"))
+            self._files = files.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            try:
-                if kind is None:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
-            if kind is None:
-                self._partial.replace(self._path)
-        finally:
-            with suppress(OSError):
-                self._partial.unlink()
+        self._files.__exit__(kind, error, traceback)  # the file is closed before it gets its name
 
     def add(self, message: ExportTrainerResponse) -> None:
         """Add the next chunk.

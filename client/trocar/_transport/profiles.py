@@ -12,15 +12,14 @@ The file is `~/.config/trocar/config.toml` (`$XDG_CONFIG_HOME`), for its owner o
 
 import json
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trocar._base.names import name_hint, shortened
+from trocar._base.replacement import write_file
 
 _OTHERS = 0o077
 _MOST_BYTES = 1 << 20
@@ -130,17 +129,7 @@ def write_profiles(profiles: Profiles) -> Path:
     """
     path = profiles_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_written(profiles))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    write_file(path, _written(profiles), is_durable=True, mode=0o600)
     return path
 
 

@@ -32,22 +32,32 @@ class DamagedError(Exception):
     """A file is not as it was written; the text says how this was detected."""
 
 
-def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file, see Note: [Durable write]; only its owner may read it.
+def write_durably(
+    path: Path,
+    content: bytes | Iterable[bytes | memoryview],
+    *,
+    is_private: bool = True,
+    is_durable: bool = True,
+) -> None:
+    """Write a file, see Note: [Durable write]: the only writer of complete files of this package.
 
     Args:
-        path: The target; an existing file is replaced.
+        path: The target; an existing file is replaced, and its mode stays.
         content: All of it, or one piece after another.
+        is_private: Whether only its owner may read a new file; otherwise the umask decides.
+        is_durable: Whether to wait for the disk; without, a crash of the machine may lose it.
 
     Raises:
         OSError: `path` is as it was, unless only the last fsync, that of the folder, failed.
     """
-    partial, descriptor = open_partial(path.parent, f"{path.stem}-")
+    partial, descriptor = open_partial(path.parent, f"{path.stem}-", 0o600 if is_private else 0o666)
     try:
         try:
+            _keep_mode(descriptor, path)
             for piece in (content,) if isinstance(content, bytes) else content:
                 _write_all(descriptor, piece)
-            os.fsync(descriptor)
+            if is_durable:
+                os.fsync(descriptor)
             # Before it is closed, which unlocks it: another server could take it for a leftover.
             os.replace(partial, path)  # noqa: PTH105 - one place for all operations, for tests to break each
         finally:
@@ -55,20 +65,37 @@ def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> 
     except BaseException:
         remove_quietly(partial)
         raise
-    sync_folder(path.parent)
+    if is_durable:
+        sync_folder(path.parent)
 
 
-def open_partial(folder: Path, prefix: str = "") -> tuple[Path, int]:
+def move_durably(source: Path, target: Path) -> None:
+    """Give a complete file of the same disk another name, see Note: [Durable write].
+
+    Raises:
+        OSError: `target` is as it was, unless only the last fsync, that of the folder, failed.
+    """
+    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(source, target)  # noqa: PTH105 - as in `write_durably`
+    sync_folder(target.parent)
+
+
+def open_partial(folder: Path, prefix: str = "", mode: int = 0o600) -> tuple[Path, int]:
     """Create a file to be written, locked as in Note: [Abandoned files], and return its descriptor.
 
     Args:
         folder: Where.
         prefix: Prefix of its name.
+        mode: Its mode, of which the umask takes away.
 
     Raises:
         OSError: It cannot be created.
     """
-    return janitor.create_locked(folder, lambda: f"{prefix}{uuid.uuid4().hex}{PARTIAL}")
+    return janitor.create_locked(folder, lambda: f"{prefix}{uuid.uuid4().hex}{PARTIAL}", mode)
 
 
 def remove_partial(folder: Path, prefix: str = "") -> int:
@@ -143,6 +170,14 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that there is no room: on the disk, within a quota, or in one file."""
     return error.errno in _FULL
+
+
+def _keep_mode(descriptor: int, path: Path) -> None:
+    """Give a file the mode of the one that it replaces, before it has content."""
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode):
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
 def _write_all(descriptor: int, piece: bytes | memoryview) -> None:

@@ -22,14 +22,15 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def create_locked(folder: Path, draw_name: Callable[[], str]) -> tuple[Path, int]:
+def create_locked(folder: Path, draw_name: Callable[[], str], mode: int = 0o600) -> tuple[Path, int]:
     """Create an empty file, locked as in Note: [Abandoned files], and return its descriptor.
 
-    Only this user can open it. An existing file or link of that name is not opened: another name is drawn.
+    An existing file or link of that name is not opened: another name is drawn.
 
     Args:
         folder: Where.
         draw_name: Draws a random name.
+        mode: Its mode, of which the umask takes away; by default only this user can open it.
 
     Raises:
         OSError: It cannot be created.
@@ -37,7 +38,7 @@ def create_locked(folder: Path, draw_name: Callable[[], str]) -> tuple[Path, int
     for _ in range(_ATTEMPTS):
         path = folder / draw_name()
         try:
-            descriptor = os.open(path, _CREATE, 0o600)
+            descriptor = os.open(path, _CREATE, mode)
         except FileExistsError:
             continue
         with contextlib.suppress(OSError):  # a file system without locks: leftovers stay there

@@ -362,3 +362,18 @@ def test_gradients_that_wait_can_be_read(client: trocar.Client) -> None:
     assert np.array_equal(found["fc.bias"], model.fc.bias.grad.clamp(-0.1, 0.1).numpy())
     trainer.optimizer_step()
     assert trainer.parameter_gradients() == {}
+
+
+def test_a_file_that_is_exported_over_a_private_one_stays_private(
+    client: trocar.Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    with make_trainer(client, ("fc",)) as trainer:
+        trainer.export(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o640)
+        trainer.export(path)
+        assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.glob("*weights.safetensors*")) == [path]

@@ -178,3 +178,31 @@ def test_errors_of_the_disk_have_reasons_and_name_no_path(code: int, reason: Err
         raise OSError(code, os.strerror(code), "/secret/path")
     assert error.value.reason is reason
     assert "secret" not in error.value.message
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_the_mode_of_the_file_that_is_replaced_stays(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "f"
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    write_durably(target, b"new", is_private=False)
+    write_durably(target, b"newer")
+    assert target.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_file_is_its_owners_unless_the_umask_decides(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_durably(tmp_path / "private", b"")
+        write_durably(tmp_path / "other", b"", is_private=False)
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "other")] == [0o600, 0o640]
+
+
+def test_what_need_not_survive_a_crash_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fsync")
+    write_durably(tmp_path / "f", b"x", is_durable=False)
+    assert (tmp_path / "f").read_bytes() == b"x"

@@ -9,23 +9,19 @@ torchvision's MNASNet refuses a state dict without one, and turns itself into it
 one of 1 (torchvision 0.29, `mnasnet.py`). So the versions are kept as JSON in the header.
 """
 
-import errno
 import hashlib
 import json
-import os
-import re
-import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.storage.durable import PARTIAL
+from trocar_server.storage.durable import move_durably, write_durably
+from trocar_server.storage.tensor_file import lay_out
 
 StateDict = OrderedDict[str, Tensor]
 """Tensors by qualified name; torch's `_metadata` may hang on it, see Note: [Module versions]."""
@@ -36,23 +32,23 @@ _VERSIONS = "trocar.module_versions"
 def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
     """Write a state dict to `target` and its sha256 to `target` + `.sha256`, replacing old files.
 
-    Every tensor is copied first, so that tied weights and views survive (safetensors refuses
-    tensors that share memory).
+    Tensors that share memory, such as tied weights, are all there.
 
     Raises:
         OSError: The directory cannot be written; `target` is as it was.
     """
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-    partial = _partial(target)
-    try:
-        _save(tensors, partial, {"format": "pt", **versions_metadata(state)})
-        digest = _sha256(partial)
-        _checksum_path(target).unlink(missing_ok=True)
-        _make_durable(partial, target)
-        partial.write_text(f"{digest}  {target.name}\n", encoding="ascii")
-        _make_durable(partial, _checksum_path(target))
-    finally:
-        partial.unlink(missing_ok=True)
+    tensors = {name: tensor.detach().cpu() for name, tensor in state.items()}
+    layout = lay_out(tensors, {"format": "pt", **versions_metadata(state)})
+    digest = hashlib.sha256()
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        for piece in layout.pieces():
+            digest.update(piece)
+            yield piece
+        _checksum_path(target).unlink(missing_ok=True)  # before the file gets its name, and not if that fails
+
+    write_durably(target, pieces(), is_private=False)
+    _write_checksum(target, digest.hexdigest())
 
 
 def write_checksum(source: Path, target: Path) -> None:
@@ -61,11 +57,13 @@ def write_checksum(source: Path, target: Path) -> None:
     Raises:
         OSError: The directory cannot be written.
     """
-    partial = _partial(target)
     digest = _sha256(source)
-    _make_durable(source, target)
-    partial.write_text(f"{digest}  {target.name}\n", encoding="ascii")
-    _make_durable(partial, _checksum_path(target))
+    move_durably(source, target)
+    _write_checksum(target, digest)
+
+
+def _write_checksum(target: Path, digest: str) -> None:
+    write_durably(_checksum_path(target), f"{digest}  {target.name}\n".encode("ascii"), is_private=False)
 
 
 def versions_metadata(state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -109,27 +107,9 @@ def read_weights(path: Path, sha256: str = "") -> StateDict:
     return state
 
 
-def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Call safetensors, whose errors of the disk are none of Python's (safetensors 0.8)."""
-    path.touch()
-    mode = path.stat().st_mode  # safetensors makes a file for its owner only; this one follows the umask
-    try:
-        save_file(tensors, path, metadata=metadata)
-        path.chmod(mode)
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        number = int(code.group(1)) if code else errno.EIO
-        raise OSError(number, os.strerror(number)) from error
-
-
 def _versions(state: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
     metadata: Mapping[str, Mapping[str, int]] = getattr(state, "_metadata", {})
     return {path: {"version": entry["version"]} for path, entry in metadata.items() if "version" in entry}
-
-
-def _partial(target: Path) -> Path:
-    """Name of a file that is being written: of one writer only, as servers may share a cache."""
-    return target.with_name(f"{target.name}.{uuid.uuid4().hex}{PARTIAL}")
 
 
 def _checksum_path(path: Path) -> Path:
@@ -152,21 +132,6 @@ def _check_sha256(path: Path, expected: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _make_durable(source: Path, target: Path) -> None:
-    """Rename `source` to `target` such that after a crash `target` is the old file or the new one."""
-    _fsync(source)
-    source.replace(target)
-    _fsync(target.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _corrupt(path: Path, why: str) -> ServiceError:

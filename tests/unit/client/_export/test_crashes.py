@@ -17,6 +17,7 @@ import pytest
 
 import trocar
 from tests.unit.client._export.fakes import BAD, COLUMNS, FakeClient, FakeTextClient, tree, write_samples
+from trocar._base import replacement
 from trocar._export import disk, open_shard
 from trocar._export.options import FormatName
 
@@ -34,7 +35,13 @@ class Fuse:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left = NEVER
         self.count = 0
-        for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "mkdir"), (disk, "sync")):
+        for owner, name in (
+            (Path, "replace"),
+            (Path, "unlink"),
+            (Path, "mkdir"),
+            (replacement, "sync"),
+            (disk, "sync"),
+        ):
             patch.setattr(owner, name, self._before(getattr(owner, name)))
         patch.setattr(shutil, "rmtree", self._before(shutil.rmtree))
         patch.setattr(open_shard, "_write", self._torn(open_shard._write))

@@ -1,6 +1,9 @@
 import hashlib
+import os
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +39,8 @@ def test_nothing_but_the_file_and_its_checksum_is_left(file: Path) -> None:
 def test_two_servers_may_write_one_file_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
-    state, own = {"a": torch.ones(3)}, weights_file._make_durable
+    state = {"a": torch.ones(3)}
+    own = {name: getattr(weights_file, name) for name in ("write_durably", "move_durably")}
     for name in ("one", "two"):
         save_file(state, tmp_path / name)
 
@@ -46,13 +50,14 @@ def test_two_servers_may_write_one_file_at_once(
         else:
             write_checksum(tmp_path / name, tmp_path / "w.safetensors")
 
-    def interrupted(source: Path, target: Path) -> None:
-        if source.suffix == ".partial":
-            monkeypatch.setattr(weights_file, "_make_durable", own)
-            write_once("two")  # the whole of another one's write
-        own(source, target)
+    def interrupted(name: str, *given: Any, **named: Any) -> None:
+        for each, real in own.items():
+            monkeypatch.setattr(weights_file, each, real)
+        write_once("two")  # the whole of another one's write
+        own[name](*given, **named)
 
-    monkeypatch.setattr(weights_file, "_make_durable", interrupted)
+    for name in own:
+        monkeypatch.setattr(weights_file, name, partial(interrupted, name))
     write_once("one")
     assert torch.equal(read_weights(tmp_path / "w.safetensors")["a"], state["a"])
     assert list(tmp_path.glob("*.partial")) == []
@@ -115,10 +120,10 @@ def test_a_file_that_somebody_else_wrote_needs_no_checksum(tmp_path: Path) -> No
 
 
 def test_a_failed_write_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disk_full(*args: object, **kwargs: object) -> None:
+    def disk_full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights_file, "save_file", disk_full)
+    monkeypatch.setattr(os, "write", disk_full)
     with pytest.raises(OSError, match="No space"):
         write_weights({"a": torch.zeros(1)}, file)
     assert torch.equal(read_weights(file)["a"], torch.arange(6.0).reshape(2, 3))

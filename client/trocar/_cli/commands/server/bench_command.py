@@ -10,6 +10,7 @@ import typer
 
 from trocar import Client
 from trocar._analysis.analysis_inputs import images_in
+from trocar._base.replacement import write_file
 from trocar._bench.case import NUMERICS, Settings, cases
 from trocar._bench.local_passes import is_torch_here
 from trocar._bench.schedule import FIXED, POISSON, Rate, parse_rates
@@ -152,7 +153,7 @@ def bench(  # noqa: PLR0913 - one parameter for each option
     results = run_cases(client, list(wanted), inputs, settings, local=local)
     told = report(client, results, settings)
     if out is not None:
-        out.write_text(json.dumps(plain(told), indent=2) + "\n", encoding="utf-8")
+        write_file(out, json.dumps(plain(told), indent=2) + "\n")
     if plot is not None:
         from trocar._bench.bench_picture import draw  # needs matplotlib, which is an extra
 
