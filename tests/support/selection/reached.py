@@ -10,6 +10,7 @@ lines, as coverage.py does, takes half as long again as the tests; this takes a 
 from __future__ import annotations
 
 import cProfile
+import gc
 import json
 import sys
 import threading
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 Reached = dict[str, dict[str, Any]]
 """By test: `seconds`, `cases` (of its parameters), and `functions`, as `service/a.py::Class.method`."""
 
-SOURCES = ("service/", "client/", "proto/", "tools/", "benchmarks/")
 _PREFIX = f"{ROOT}/"
 _SUITE = (f"{ROOT}/tests/", f"{ROOT}/.venv")
 
@@ -48,14 +48,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.reached: Reached = {}
-        self._profilers: list[cProfile.Profile] = []
+        self._profilers: dict[threading.Thread, cProfile.Profile] = {}
         self._own = self._new()
         self._test = ""
         threading.setprofile(self._on_thread)
 
     def _new(self) -> cProfile.Profile:
         profiler = cProfile.Profile(subcalls=False, builtins=False)
-        self._profilers.append(profiler)
+        self._profilers[threading.current_thread()] = profiler
         return profiler
 
     def _on_thread(self, *_: Any) -> None:
@@ -83,14 +83,15 @@ class Recorder:
     def _take(self) -> None:
         """Move what was counted since the last test to that test."""
         names: set[str] = set() if not self._test else self._entry()["functions"]
-        for profiler in self._profilers:
-            for entry in profiler.getstats():
-                if isinstance(entry.code, str):
-                    continue
-                file, qualname = entry.code.co_filename, entry.code.co_qualname
-                if file.startswith(_PREFIX) and not file.startswith(_SUITE) and not qualname.startswith("<"):
-                    names.add(name_of(file.removeprefix(_PREFIX), qualname))
-            profiler.clear()
+        gc.disable()  # a finaliser could let a thread go on while its profiler is read
+        try:
+            for thread, profiler in list(self._profilers.items()):
+                names.update(_names(profiler))
+                profiler.clear()
+                if not thread.is_alive():
+                    del self._profilers[thread]
+        finally:
+            gc.enable()
 
     def close(self) -> Reached:
         """Stop recording; return what was recorded."""
@@ -98,6 +99,16 @@ class Recorder:
         threading.setprofile(None)
         self._own.disable()
         return self.reached
+
+
+def _names(profiler: cProfile.Profile) -> Iterator[str]:
+    """Yield the functions of Trocar that a profiler has seen."""
+    for entry in profiler.getstats():
+        if isinstance(entry.code, str):
+            continue
+        file, qualname = entry.code.co_filename, entry.code.co_qualname
+        if file.startswith(_PREFIX) and not file.startswith(_SUITE) and not qualname.startswith("<"):
+            yield name_of(file.removeprefix(_PREFIX), qualname)
 
 
 def write_part(folder: Path, name: str, reached: Reached) -> None:
