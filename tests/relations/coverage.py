@@ -1,10 +1,8 @@
 """Which pairs of fields, families and relations were drawn with values that can show a difference."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import combinations
 
-from tests.relations.fields import every_field
 from tests.relations.outcome import Outcome
 
 
@@ -35,28 +33,15 @@ class Coverage:
         self._pairs.update(combinations(sorted(fields), 2))
 
     def shares(self) -> dict[str, float]:
-        """Return the shares of pairs that were drawn, of those of fields that were drawn at all."""
+        """Return the shares of pairs that were drawn; that each field is drawn is `test_fields.py`."""
         fields, families, relations = len(self.fields), len(self._families), len(self._relations)
         return {
-            "fields": fields / len(every_field()),
             "families x relations": len(self._ran) / max(1, families * relations),
             "fields x families": len(self._by_family) / max(1, fields * families),
             "fields x relations": len(self._by_relation) / max(1, fields * relations),
             "fields x fields": len(self._pairs) / max(1, fields * (fields - 1) // 2),
         }
 
-    def missing(self) -> list[str]:
-        """Return the fields that were never drawn with such values."""
-        return sorted(every_field() - self.fields.keys())
-
     def table(self) -> str:
         """Return the shares as lines."""
         return "\n".join(f"{name:22} {share:6.1%}" for name, share in self.shares().items())
-
-
-def covered(outcomes: Iterable[Outcome]) -> Coverage:
-    """Count outcomes."""
-    coverage = Coverage()
-    for outcome in outcomes:
-        coverage.add(outcome)
-    return coverage

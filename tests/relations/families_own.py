@@ -13,7 +13,9 @@ class TimeFirstEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 20, 0.0), 2)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 20, 0.0), 2, enable_nested_tensor=False
+        )
         self.head = nn.Linear(16, 5)
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -162,7 +164,10 @@ class Queries(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Conv2d(3, 16, 4, 4)
-        self.transformer = nn.Transformer(16, 2, 1, 1, 20, 0.0)
+        encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 20, 0.0), 1, enable_nested_tensor=False
+        )
+        self.transformer = nn.Transformer(16, 2, 1, 1, 20, 0.0, custom_encoder=encoder)
         self.queries = nn.Parameter(torch.randn(4, 16))
         self.boxes = nn.Linear(16, 4)
 

@@ -117,7 +117,9 @@ def _in_two_calls(_: Restartable, trainer: Any, batches: list[Any]) -> list[Any]
     for batch in batches:
         losses.append(np.float64(trainer.forward_backward(*batch).loss))
         trainer.optimizer_step()
-    return [*losses, trainer.predict(batches[-1][0])]
+    predicted = trainer.predict(batches[-1][0])
+    trainer.close()
+    return [*losses, predicted]
 
 
 _Way = Callable[[Restartable, Any, list[Any]], list[Any]]

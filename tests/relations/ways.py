@@ -92,10 +92,8 @@ def singly(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> An
         return None
     replies: Parts = {}
     for tap in request.taps:
-        given = request.arguments(3)
-        if not tap.gradient:
-            given.pop("of", None)
-        replies |= parts(hosts.client.extract(family.name, inputs, tap, **given))
+        if request.of is None or tap.gradient:  # others take kernels of passes without gradients
+            replies |= parts(hosts.client.extract(family.name, inputs, tap, **request.arguments(3)))
     return replies
 
 
@@ -209,7 +207,7 @@ _ONE_SIDED = {
     "start_at": ("START_NOT_POSSIBLE",),
     "beside": ("DUPLICATE_NAME",),
 }
-_DEPENDING = {"beside": ("EDIT_NOT_REACHED",), "singly": ("EDIT_NOT_REACHED",)}
+_DEPENDING = {"beside": ("EDIT_NOT_REACHED", "MODULE_NOT_CALLED"), "singly": ("EDIT_NOT_REACHED",)}
 """Refusals that depend on which values are tapped, which these ways change."""
 
 
@@ -229,10 +227,7 @@ def compare_way(way: str, hosts: Hosts, name: str, chance: Random, request: Requ
         outcome.tapped(usual)
         mine = parts(cast(trocar.FeatureMaps, usual))
         theirs = cast(Parts, other) if isinstance(other, dict) else parts(cast(trocar.FeatureMaps, other))
-        if way == "open_inference":
+        if way in ("open_inference", "singly"):  # which do not ask for everything
             mine = {part: value for part, value in mine.items() if part in theirs}
-        if way == "singly":
-            mine.pop(("", "objective"), None)
-            theirs.pop(("", "objective"), None)
         compare_bits(outcome.comparison, mine, theirs)
     return outcome
