@@ -35,6 +35,7 @@ from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import Prepared, run_plan
 from trocar_server.engine.schedule.admission import MethodClass, PassThroughput, Reservation
 from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, HostedModel, ModelSpec, ModelState
 from trocar_server.processing.inputs import AudioInput, AudioSpec
@@ -309,18 +310,18 @@ async def test_arguments_for_a_model_that_was_replaced_meanwhile_are_not_counted
     rounds = iter((100, 10))
 
     async def process(
-        _hosted: HostedModel, given: Plan, payloads: Payloads, _deadline: None, reservation: Reservation
+        _hosted: HostedModel, given: Plan, payloads: Payloads, _deadline: None, room: Room
     ) -> object:
         if (byte_count := next(rounds)) == 100:
             await engine.deployments.unload("identity")
             await engine.deployments.load("identity")
-        reservation.grow(byte_count)
+        room.reserve(byte_count)
         return given, payloads
 
     monkeypatch.setattr(engine.preparation, "process", process)
     with engine.admission.admit(MethodClass.EXTRACT, "a") as reservation:
         reservation.reserve(7)
-        await engine.process_inputs(plan("identity"), Payloads(()), None, reservation)
+        await engine.process_inputs(plan("identity"), Payloads(()), None, Room(reservation))
         assert engine.admission.reserved()[0] == reservation.byte_count == 7 + 10
 
 
