@@ -8,9 +8,11 @@ import torch
 
 from trocar_server.engine.compiled.backends.candidates import Runner
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, copied
+from trocar_server.engine.compiled.finite import are_finite, are_within
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Collected
 from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.resolve.pass_memory import check_memory
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count
@@ -92,7 +94,7 @@ def run_group(
 ) -> list[Extraction | BaseException]:
     """Run calls together; each gets its own extraction, or its own error."""
     started = time.perf_counter()
-    found: list[_Ready | BaseException] = [_caught(deployment, recipe, call) for call in calls]
+    found: list[_Ready | BaseException] = [_caught(deployment, recipe, runner, call) for call in calls]
     ready = [entry for entry in found if isinstance(entry, _Ready)]
     try:
         values = _values(runner, ready, max_pass_bytes)
@@ -114,12 +116,22 @@ def run_group(
     return outcomes
 
 
-def _caught(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready | BaseException:
+def _caught(
+    deployment: Deployment, recipe: Recipe, runner: Runner, call: CompiledCall
+) -> _Ready | BaseException:
     try:
         with domain_errors(deployment.hosted):
-            return _ready(deployment, recipe, call)
+            ready = _ready(deployment, recipe, call)
     except ServiceError as error:
         return error
+    if isinstance(ready, _Ready) and _is_inexact(runner) and not are_within(ready.arguments):
+        return NotCompiledError("its inputs have NaN, infinities or huge numbers")
+    return ready
+
+
+def _is_inexact(runner: Runner) -> bool:
+    """Whether its kernels are not those of eager, see Note: [Values that are not finite]."""
+    return runner.numerics is not Numerics.EXACT
 
 
 # Note: [One recipe, many batch sizes]
@@ -194,6 +206,8 @@ def _finished(
     row_count: int,
     started: float,
 ) -> Extraction | BaseException:
+    if _is_inexact(runner) and not are_finite(values.values()):
+        return NotCompiledError("its values are not finite")
     try:
         with domain_errors(deployment.hosted), torch.inference_mode():
             result = _reduced(entry, values, started)

@@ -77,8 +77,8 @@ class Variant:
     group_count: int = 0
     failed_count: int = 0
     """Calls in a row on which it failed, and eager did not."""
-    shortage_count: int = 0
-    """Trials for which there was too little memory."""
+    undecided_count: int = 0
+    """Trials for which there was too little memory, or whose values were not finite."""
     problems: list[str] = field(default_factory=list)
     """The reasons why tried candidates were rejected."""
 

@@ -21,6 +21,8 @@ from trocar_server.engine.compiled.variant_identity import environment_digest, m
 from trocar_server.engine.compiled.variant_record import VariantRecord
 from trocar_server.engine.compiled.variant_store import KeptVariant, VariantStore
 from trocar_server.engine.compiled.variant_trial import (
+    NOT_FINITE,
+    NOT_WITHIN,
     OTHER_SIGNATURE,
     Batch,
     batch_of,
@@ -41,11 +43,12 @@ _NO_REPLICA = "no replica was free for the trial, or the model was unloaded"
 _NOT_NOW = frozenset({_NO_REPLICA, _NO_MEMORY})
 """Trials that could not be made: another time they may."""
 
-_UNTRIED = frozenset({OTHER_SIGNATURE, *_NOT_NOW})
+_UNTRIED = frozenset({OTHER_SIGNATURE, NOT_WITHIN, NOT_FINITE, *_NOT_NOW})
 """Trials that tell nothing about a runner."""
 
-_MOST_SHORTAGES = 3
-"""Trials without memory, after which a variant's candidates are rejected for it."""
+_COUNTED = frozenset({NOT_FINITE, _NO_MEMORY})
+_MOST_COUNTED = 3
+"""Of those in `_COUNTED`, after which a variant's candidates are rejected for it."""
 
 _WITHOUT_REPLICA = (ErrorReason.SERVER_BUSY, ErrorReason.MODEL_NOT_LOADED)
 """Of a lease: too many calls wait, or the model was unloaded."""
@@ -159,8 +162,8 @@ class VariantBuilder:
         problem = await self._problem(variant, runner, batch, self._config.min_gain)
         if variant.state is not State.TRYING:  # rejected meanwhile
             return problem
-        variant.shortage_count += problem == _NO_MEMORY
-        is_hopeless = problem == _NO_MEMORY and variant.shortage_count >= _MOST_SHORTAGES
+        variant.undecided_count += problem in _COUNTED
+        is_hopeless = problem in _COUNTED and variant.undecided_count >= _MOST_COUNTED
         if problem in _UNTRIED and not is_hopeless:  # another call's batch may do, or another time
             variant.state = State.CANDIDATE
         elif problem:

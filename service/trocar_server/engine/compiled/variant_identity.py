@@ -17,7 +17,7 @@ from trocar_server.models import HostedModel
 from trocar_server.storage.fingerprint import fingerprint
 
 _PACKAGES = ("torch", "openvino", "numpy")
-_GRAPHS = "graphs with checked indices"
+_GRAPHS = "graphs with checked indices and numbers"
 """Changes where the outputs of kept graphs do."""
 _PROCESSOR_LINES = ("model name", "flags", "Features", "CPU part")
 """Of /proc/cpuinfo, on x86-64 and on ARM."""

@@ -7,7 +7,9 @@ from typing import TypeVar
 import torch
 
 from trocar_server.engine.compiled.backends.candidates import Runner
+from trocar_server.engine.compiled.backends.not_finite import NotFiniteError
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
+from trocar_server.engine.compiled.finite import OverflowWatch, are_finite, are_within, scaled
 from trocar_server.engine.execute.arguments import build_arguments
 from trocar_server.engine.execute.collecting import PassSpec, collect
 from trocar_server.engine.request.numerics import Numerics, keeps_promise, worst_deviation
@@ -30,6 +32,12 @@ _SIZE_TOLERANCE = 0.1
 OTHER_SIGNATURE = "the batch has another signature than expected"
 """Of a trial on a batch that tells nothing: images of a size that was not foreseen."""
 
+NOT_WITHIN = "the batch has NaN, infinities or numbers above 1e6"
+"""Of a trial on a batch that a compiled pass is not used for."""
+
+NOT_FINITE = "the values are not finite"
+"""Of a trial on a batch whose values eager would have to compute in the end."""
+
 
 def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
     """Return the arguments of a call, and the tensors of its edits."""
@@ -49,7 +57,7 @@ def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, m
     """Return the reason why a runner is rejected; empty when it is accepted.
 
     Its values must be close to the eager ones, for the batch alone and with other rows appended, which must
-    not change them; and its pass must be faster.
+    not change them; its pass must be faster; and larger inputs must not overflow.
 
     Args:
         runner: The runner on trial.
@@ -62,8 +70,13 @@ def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, m
     inputs = arguments[: len(recipe.arguments)]
     if tuple(tuple(argument.shape[1:]) for argument in inputs) != _row_shapes(recipe):
         return OTHER_SIGNATURE
+    is_exact = runner.numerics is Numerics.EXACT
+    if not is_exact and not are_within(inputs):
+        return NOT_WITHIN
     with torch.inference_mode():
         expected, eager_s = _fastest(lambda given: _eager(replica, recipe, given), arguments, 2)
+        if not is_exact and not are_finite(expected.values()):
+            return NOT_FINITE
         runner.run(copied(arguments))  # the first pass of a signature compiles its kernels
         found, taken_s = _fastest(runner.run, arguments, 3)
         share = worst_deviation(runner.numerics, expected, found)
@@ -71,8 +84,10 @@ def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, m
             return f"{share:.3g} of the deviation that '{runner.numerics}' allows"
         if taken_s * min_gain > eager_s:
             return f"it takes {taken_s * 1e3:.3g} ms, eager {eager_s * 1e3:.3g}"
-        if runner.numerics is Numerics.EXACT:  # never merged: another batch size has other bits
+        if is_exact:  # never merged: another batch size has other bits
             return ""
+        if _overflows(replica, recipe, inputs):
+            return "inputs of 1e6 overflow in a pass"
         return _problem_with_company(runner, recipe, arguments, found)
 
 
@@ -81,7 +96,10 @@ def _problem_with_company(
 ) -> str:
     """Run the batch with other rows appended: where values have rows, the first ones must not change."""
     rows = arguments[0].shape[0]
-    found = runner.run([torch.cat([argument, _company(argument)]) for argument in arguments])
+    try:
+        found = runner.run([torch.cat([argument, _company(argument)]) for argument in arguments])
+    except NotFiniteError:  # moved numbers have no logarithm, for example; those that occur have
+        found = runner.run([torch.cat([argument, _as_the_first(argument)]) for argument in arguments])
     pairs = [(alone[name], value) for name, value in found.items()]
     if any((own.shape[:1], both.shape[:1]) != ((rows,), (2 * rows,)) for own, both in pairs):
         return ""  # such values are never merged
@@ -101,17 +119,29 @@ def _company(argument: torch.Tensor) -> torch.Tensor:
     if argument.is_cuda:  # a model may convert it to an index, and a wrong one ends all use of the device
         is_index = is_index or not argument.frac().any()
     if is_index:
-        return argument[..., :1].expand_as(argument)
+        return _as_the_first(argument)
     moved = argument.flip(0).roll(1, -1)
     signs = torch.ones(moved.shape, dtype=moved.dtype, device=moved.device)
     signs.view(-1)[2::3] = -1
     return moved + signs * (2 * moved.abs() + 1)
 
 
+def _as_the_first(argument: torch.Tensor) -> torch.Tensor:
+    return argument[..., :1].expand_as(argument)
+
+
 def _is_as_large(own: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the sizes of two values are about equal: a cosine, the promise of `bf16`, sees no factor."""
     size = float(own.double().norm())
     return not abs(float(other.double().norm()) - size) > _SIZE_TOLERANCE * size
+
+
+def _overflows(replica: Replica, recipe: Recipe, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether the largest inputs that a compiled pass is used for overflow in the eager one."""
+    with OverflowWatch() as watch:
+        _eager(replica, recipe, scaled(inputs))
+    has_overflowed: bool = watch.has_overflowed
+    return has_overflowed
 
 
 def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ import structlog
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.compiled.backends.builds import build_apart
+from trocar_server.engine.compiled.backends.not_finite import NotFiniteError
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, is_compilable, is_recordable
 from trocar_server.engine.compiled.compiled_pass import (
     CompiledCall,
@@ -149,7 +150,10 @@ class CompiledVariants:
                 f"no compiled pass qualified ({'; '.join(variant.problems) or 'no backend could be tried'})"
             )
         elif variant.is_ready:
-            wait = "the compiled pass does not fit this batch, has too little memory for it, or failed on it"
+            wait = (
+                "the compiled pass does not fit this batch or its numbers (NaN, infinities, above 1e6), has "
+                "too little memory for it, or failed on it"
+            )
         else:
             wait = "a compiled pass is being built and tested"
         return "; ".join(filter(None, (wait, self.availability(deployment)[asked])))
@@ -357,6 +361,8 @@ class CompiledVariants:
             group = partial(run_group, variant.deployment, variant.recipe, runner, calls, most)
             outcomes = await self._owner.run(group, shares=_shares(calls))
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            if len(calls) == 1 and isinstance(error, NotFiniteError):
+                return [NotCompiledError("a number inside the pass is not finite")]
             if len(calls) == 1:
                 return [PassFailedError(f"it failed with {type(error).__name__}: {error}"[:300])]
             outcomes = []

@@ -2,8 +2,9 @@
 
 # Note: [Indices outside of a table]
 Eager raises an error for an index outside of a table, such as the id of a word beyond the vocabulary.
-OpenVINO (2026.4) returns zeros or another row. So a graph whose model looks rows up has another output:
-whether an index was outside. `OpenVinoRunner` then raises an error itself, and the eager pass decides. Where
+OpenVINO (2026.4) returns zeros or another row. So a graph whose model looks rows up has another output, a
+number that is not 0 where an index was outside. `OpenVinoRunner` then raises an error itself, and the eager
+pass decides. The number is NaN where something was not finite, see Note: [What appears inside a pass]. Where
 OpenVINO itself fails, as in `gather`, it may return the values of the pass before if it has one thread:
 models that take whole numbers and use such functions are not converted.
 """
@@ -17,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from trocar_server.engine.compiled.backends.not_finite import NotFinite, check_weights
 from trocar_server.engine.compiled.backends.recipe import Recipe
 from trocar_server.surgery import Collector, TapSession
 
@@ -25,7 +27,7 @@ _EXAMPLE_ROWS = 2  # from one row torch.export infers a constant batch size of o
 
 
 class _TracedModule(nn.Module):
-    """A model whose forward returns the values that a recipe wants, and whether an index was outside.
+    """A model whose forward returns the values that a recipe wants, and whether eager has to decide.
 
     The pass runs to its end, as torch.export cannot stop early. The graph afterwards has only operations
     that the wanted values depend on.
@@ -41,11 +43,11 @@ class _TracedModule(nn.Module):
         collector = Collector(ends_pass=False)
         with (
             TapSession(self.model, self._recipe.targets, collector),
-            _Lookups(collector, self._recipe) as lookups,
+            _Doubts(collector, self._recipe) as doubts,
         ):
             self.model(*arguments)
         values = tuple(_named(collector.values[name]) for name in self._recipe.names)
-        return (*values, torch.stack(lookups.are_outside).any()) if lookups.are_outside else values
+        return (*values, torch.stack(doubts.all).sum()) if doubts.all else values
 
 
 def _named(value: torch.Tensor) -> torch.Tensor:
@@ -57,34 +59,41 @@ def _named(value: torch.Tensor) -> torch.Tensor:
     return value.logical_or(value) if value.dtype is torch.bool else value * 1
 
 
-class _Lookups(TorchFunctionMode):
-    """The lookups until the last wanted value, where an eager pass ends.
-
-    Attributes:
-        are_outside: For each, whether an index is outside of its table.
-    """
+class _Doubts(TorchFunctionMode):
+    """What may differ from eager until the last wanted value, where an eager pass ends."""
 
     def __init__(self, collector: Collector, recipe: Recipe) -> None:
         super().__init__()
         self._collector = collector
         self._takes_integers = not all(spec.dtype.is_floating_point for spec in recipe.arguments)
-        self.are_outside: list[torch.Tensor] = []
+        self._are_outside: list[torch.Tensor] = []
+        self._not_finite = NotFinite()
+
+    @property
+    def all(self) -> list[torch.Tensor]:
+        """Numbers: 1 where an index is outside of its table, NaN where something is not finite, else 0."""
+        return [*self._are_outside, *self._not_finite.sums]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note a lookup, and call the function.
+        """Call the function; note a lookup, and a result that may not be finite.
 
         Raises:
             ValueError: OpenVINO may fail on the indices; see Note: [Indices outside of a table].
         """
         if func in _FAILING and self._takes_integers:
             raise ValueError(f"OpenVINO may fail on the indices of {func.__name__}")
+        given = kwargs or {}
+        is_wanted = bool(self._collector.pending)
         lookups = _LOOKUPS.get(func)
-        if lookups is not None and self._collector.pending:
-            for indices, least, end in lookups(*args, **(kwargs or {})):
-                self.are_outside.append(((indices < least) | (indices >= end)).any())
-        return func(*args, **(kwargs or {}))
+        if lookups is not None and is_wanted:
+            for indices, least, end in lookups(*args, **given):
+                self._are_outside.append(((indices < least) | (indices >= end)).any().float())
+        result = func(*args, **given)
+        if is_wanted:
+            self._not_finite.see(func, args, given, result)
+        return result
 
 
 _Lookup = tuple[torch.Tensor, int, int]
@@ -142,8 +151,10 @@ def trace(model: nn.Module, recipe: Recipe) -> ExportedProgram:
         The program. It may have another output, see Note: [Indices outside of a table].
 
     Raises:
+        ValueError: Some of its weights are not finite.
         Exception: Any error of torch.export on a model that it does not support.
     """
+    check_weights(model)
     arguments = tuple(spec.example(_EXAMPLE_ROWS) for spec in recipe.arguments)
     batch = Dim("batch", min=1, max=_MOST_ROWS)
     shapes = {"arguments": tuple({0: batch} for _ in arguments)}

@@ -1,5 +1,6 @@
 """OpenVINO runner: passes on a CPU. Compiling and running call no torch operator."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from trocar_server.engine.compiled.backends.conversion import GRAPH_FILE
+from trocar_server.engine.compiled.backends.not_finite import NotFiniteError
 from trocar_server.engine.compiled.backends.recipe import Recipe
 from trocar_server.engine.request.numerics import Numerics
 
@@ -52,13 +54,14 @@ class OpenVinoRunner:
 
         Raises:
             IndexError: An index is outside of its table; see Note: [Indices outside of a table].
+            NotFiniteError: A number inside the pass is not finite.
         """
         inputs = [argument.contiguous().numpy() for argument in arguments]
         if not all(map(_fits, inputs)):
             raise IndexError("a whole number needs more than 32 bits")
         found = self._request.infer(inputs, share_inputs=True, share_outputs=True)
-        if len(found) > len(self._names) and found[len(self._names)]:
-            raise IndexError("an index is out of range")
+        if len(found) > len(self._names) and (doubt := float(found[len(self._names)])):
+            raise NotFiniteError if math.isnan(doubt) else IndexError("an index is out of range")
         # The request's output memory is overwritten by its next pass.
         values = [torch.from_numpy(found[index]).clone() for index in range(len(self._names))]
         return dict(zip(self._names, values, strict=True))
