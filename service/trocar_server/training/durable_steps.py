@@ -136,10 +136,14 @@ class DurableSteps:
         self.compute_s += compute_s
 
     async def discard(self, number: int) -> None:
-        """Remove the entry of a call that failed; without it a takeover would repeat the failure."""
-        journal = (await asyncio.to_thread(self.storage.get)).journal
+        """Remove the entry of a call that failed, or was cancelled; a takeover would apply it otherwise."""
+        # Shielded as a whole: the call may be cancelled once more while its entry is removed.
         with suppress(ServiceError):
-            await shielded(asyncio.to_thread(journal.discard, self.trainer_id, self.checkpoint, number))
+            await shielded(self._discard(number))
+
+    async def _discard(self, number: int) -> None:
+        journal = (await asyncio.to_thread(self.storage.get)).journal
+        await asyncio.to_thread(journal.discard, self.trainer_id, self.checkpoint, number)
 
     async def may_repeat(self, number: int) -> bool:
         """Count an attempt to repeat the last call, and return whether it may begin; then `repeated` follows.
