@@ -3,7 +3,7 @@
     catalogue = Catalogue()
     entry = catalogue.add(parse_model_argument("resnet18=random:0"))
     hosted = load_model(entry.spec, torch.device("cpu"), data_dir)
-    tree = hosted.pristine.tree()  # for one pass
+    replica = make_replica(hosted.module)
 
 Knows no gRPC, no protobuf and no hooks of ours.
 """
@@ -23,7 +23,6 @@ from trocar_server.models.hosted import HostedModel
 from trocar_server.models.inputs import InputSignature, InputSpec
 from trocar_server.models.loading import load_model
 from trocar_server.models.preprocessing import PreprocessingInfo, Preprocessor
-from trocar_server.models.pristine import Pristine
 from trocar_server.models.replicas import (
     make_hosted_copy,
     make_meta_replica,
@@ -56,7 +55,6 @@ __all__ = [
     "PreprocessingInfo",
     "PreprocessingSpec",
     "Preprocessor",
-    "Pristine",
     "clean_downloads",
     "client_spec",
     "convert_checkpoint",

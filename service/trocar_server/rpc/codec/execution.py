@@ -51,5 +51,4 @@ def report_to_wire(report: ExecutionReport) -> pb.ExecutionReport:
         is_cached=report.is_cached,
         asked=_TO_WIRE[report.asked],
         reason=report.reason,
-        stateful=report.stateful,
     )

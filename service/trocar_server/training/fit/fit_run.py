@@ -173,10 +173,10 @@ class FitRun:
             self.rests.set()
             await self.goes_on.wait()
             self.rests.clear()
+            if self.is_cancelled:  # even if the server stops as well: a cancellation may be acknowledged
+                break
             if self.is_stopping:
                 return None
-            if self.is_cancelled:
-                break
             events = await self.unit()
             await self.tell([event for event in events if event.kind not in LAST_KINDS])
             for event in events:

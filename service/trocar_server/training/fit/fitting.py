@@ -229,7 +229,7 @@ class Fits:
             if described is not None and request_id and described["request_id"] == request_id:
                 return int(described["first_number"])
             if self._is_stopping:
-                raise ServiceError(ErrorReason.SERVER_BUSY, "the server is shutting down")
+                raise _shutting_down()
             trainer.check_free()
             log = await self._logs.of(trainer.trainer_id)
             run = await self._make(trainer, spec, log, log.next_number, request_id)
@@ -257,6 +257,9 @@ class Fits:
             run.is_cancelled = True
             run.goes_on.set()
             await asyncio.wait([run.task])
+            is_its = trainer.stored_facts["fit"]["first_number"] == run.first_number
+            if is_its and _is_active(trainer) and not trainer.is_closed:
+                raise _shutting_down()  # it had stopped before, and the next start resumes it
             return "ended"
         is_paused = command is Command.PAUSE
         if is_paused != run.is_paused:
@@ -408,6 +411,10 @@ class Fits:
             if self._runs.get(run.trainer.trainer_id) is run:
                 del self._runs[run.trainer.trainer_id]
                 run.trainer.activity = TrainerActivity.READY
+
+
+def _shutting_down() -> ServiceError:
+    return ServiceError(ErrorReason.SERVER_BUSY, "the server is shutting down")
 
 
 def _is_active(trainer: Trainer) -> bool:
