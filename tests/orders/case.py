@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
@@ -13,6 +14,22 @@ from tests.support.orders.doorway import Answer
 from tests.support.orders.stepped_server import SteppedServer
 
 Request: TypeAlias = Sequence[Message | bytes]
+
+
+class Event(StrEnum):
+    """What comes at an await of a call."""
+
+    CANCEL = "cancel"
+    LATE = "late"  # cancelled when what it awaits is there, and it has not gone on yet
+    TWICE = "twice"  # and again while it cleans up
+    DISCONNECT = "disconnect"
+    KILL = "kill"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+IN_MEMORY = frozenset(Event) - {Event.KILL, Event.STOP}
+STORED_AT_STOP = frozenset(Event) - {Event.KILL}
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,10 @@ class Case:
         settings: Of the server.
         is_shared: Whether the server is one of several that share trainers, with journals of their steps.
         again: The codes with which the call is answered when it is sent once more after it was applied.
-        survives: Whether the state before the call survives a kill; steps without a journal do not.
+        again_later: Further codes of a server that was started since.
+        repeats_after: The events after which the call is sent again; a restarted server may be where it is
+            refused: steps without a journal are lost in a kill.
+        between: From the states before and after, one in which a server may be that was lost during the call.
     """
 
     method: str
@@ -37,10 +57,12 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_shared: bool = False
     again: tuple[str, ...] = ("OK",)
-    survives: bool = True
+    again_later: tuple[str, ...] = ()
+    repeats_after: frozenset[Event] = frozenset(Event)
+    between: Callable[[State, State], State] | None = None
 
     def __str__(self) -> str:
-        return f"{self.method.partition('/')[2]}{'-' * bool(self.name)}{self.name}"
+        return f"{self.method.rpartition('/')[2]}{'-' * bool(self.name)}{self.name}"
 
 
 class Other:
@@ -64,3 +86,8 @@ async def asked(server: SteppedServer, method: str, *messages: Message | bytes) 
     answer = await server.door.ask(method, *messages)
     assert answer.is_ok, (method, answer)
     return answer
+
+
+def same(state: State) -> State:
+    """Model a call that changes nothing: nothing of it may be left."""
+    return state

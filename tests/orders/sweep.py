@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tests.orders.world import State, files, leaks, look, served, settled
+from tests.orders.case import Event
+from tests.orders.world import State, copied, files, fits_rest, leaks, look, served, settled
+from tests.support.orders.amount import SEED, pairs
 from tests.support.orders.doorway import Answer
 from tests.support.orders.seeded_loop import Watch, run
 from trocar_api.v1 import server_pb2
@@ -31,26 +32,16 @@ ANSWER_S = 120.0
 """Virtual seconds within which every call is answered."""
 
 
-class Event(StrEnum):
-    """What comes at an await of a call."""
-
-    CANCEL = "cancel"
-    LATE = "late"  # cancelled when what it awaits is there, and it has not gone on yet
-    TWICE = "twice"  # and again while it cleans up
-    DISCONNECT = "disconnect"
-    KILL = "kill"
-    DRAIN = "drain"
-    STOP = "stop"
-
-
 @dataclass(frozen=True)
 class Control:
     """A case without an event: its states, the files in them, and its number of awaits."""
 
     before: State
     after: State
-    files: tuple[list[str], list[str]]
+    files: tuple[set[str], set[str]]
     await_count: int
+    restarted: dict[Event, tuple[State, State]] = field(default_factory=dict)
+    """The states before and after of a server that was killed or stopped there, and started again."""
 
 
 class _Sweep:
@@ -66,8 +57,10 @@ class _Sweep:
             request = await self.case.prepare(server)
             before, files_before = await look(server), files(self.folder)
             watch = Watch()
+            tasks = asyncio.all_tasks()
             answer = await self.answered(server.door.begin(self.case.method, *request, watch=watch))
             assert answer.is_ok, answer
+            await settled(tasks)
             after = await look(server)
             expected = self.case.change(before)
             assert after == expected, differences(after, expected)
@@ -85,13 +78,14 @@ class _Sweep:
             answer = await self.answered(call)
             await asyncio.gather(*acts)
             if event is Event.STOP:
-                await self.after_stop(control, answer, request)
+                await self.after_restart(control, event, answer, request)
             elif event is Event.KILL:
                 await self.after_kill(control, request)
             else:
                 await self.holds(server, control, answer, tasks)
                 await self.again(server, control, request)
-                assert files(self.folder) == control.files[1]
+                left = files(self.folder) - control.files[1]
+                assert not left, ["files", left]
 
     def act(
         self, event: Event, server: SteppedServer, call: Call, watch: Watch, acts: list[Any]
@@ -108,7 +102,7 @@ class _Sweep:
             acts.append(asyncio.ensure_future(server.stop()))
 
         def kill() -> None:
-            shutil.copytree(self.folder, self.copy)
+            copied(self.folder, self.copy)
 
         return {
             Event.CANCEL: call.cancel,
@@ -134,30 +128,46 @@ class _Sweep:
         await settled(tasks)
         left = leaks(server, tasks)
         assert not left, left
-        undo = server_pb2.DrainRequest(action=server_pb2.DRAIN_ACTION_UNDO)
-        assert (await server.door.ask("ServerService/Drain", undo)).is_ok
+        if server.app.lifecycle.is_draining and not control.after["is_draining"]:
+            undo = server_pb2.DrainRequest(action=server_pb2.DRAIN_ACTION_UNDO)
+            assert (await server.door.ask("ServerService/Drain", undo)).is_ok
         state = await look(server)
         self.check_state(control, state, answer)
-        if self.case.survives:
+        if Event.KILL in self.case.repeats_after:
             await self.is_on_disk(state)
 
     async def is_on_disk(self, state: State) -> None:
         """Start a server on a copy of the files: it must be in the same state."""
-        shutil.copytree(self.folder, self.copy)
+        copied(self.folder, self.copy)
         async with self.served("b", self.copy) as server:
             stored = await look(server)
             assert stored == state, ["on disk", differences(stored, state)]
+
+    async def restarted(self, event: Event, *, is_after: bool) -> State:
+        """Return the state of a server that is started after another was killed or stopped without a call."""
+        async with self.served("a") as server:
+            request = await self.case.prepare(server)
+            if is_after:
+                assert (await server.door.ask(self.case.method, *request)).is_ok
+                await fits_rest(server)
+            if event is Event.STOP:
+                await server.stop()
+            copied(self.folder, self.copy)
+        async with self.served("b", self.copy) as server:
+            return await look(server)
 
     def check_state(self, control: Control, state: State, answer: Answer) -> None:
         """Compare with the states before and after; after a call that was answered, only with the latter."""
         allowed = [control.after] if answer.is_ok else [control.before, control.after]
         assert state in allowed, [answer, *(differences(state, one) for one in allowed)]
 
-    async def again(self, server: SteppedServer, control: Control, request: Request) -> None:
+    async def again(
+        self, server: SteppedServer, control: Control, request: Request, further: tuple[str, ...] = ()
+    ) -> None:
         """Send the call again, and check that it is applied once."""
         tasks = asyncio.all_tasks()
         answer = await self.answered(server.door.begin(self.case.method, *request, is_repeated=True))
-        assert answer.code in self.case.again, answer
+        assert answer.code in (*self.case.again, *further), answer
         await settled(tasks)
         left = leaks(server, tasks)
         assert not left, left
@@ -166,17 +176,19 @@ class _Sweep:
 
     async def after_kill(self, control: Control, request: Request) -> None:
         """Start a server on the files as they were at the moment of the kill."""
-        if not self.copy.exists():  # the call has fewer awaits in this order
-            return
-        async with self.served("b", self.copy) as server:
-            self.check_state(control, await look(server), _NONE)
-            await self.again(server, control, request)
+        if self.copy.exists():  # the call may have fewer awaits in this order
+            await self.after_restart(control, Event.KILL, _NONE, request)
 
-    async def after_stop(self, control: Control, answer: Answer, request: Request) -> None:
-        """Start a server on the files that the other one has left."""
-        async with self.served("b") as server:
-            self.check_state(control, await look(server), answer)
-            await self.again(server, control, request)
+    async def after_restart(self, control: Control, event: Event, answer: Answer, request: Request) -> None:
+        """Start a server on the files that another has left."""
+        folder = self.copy if event is Event.KILL else self.folder
+        async with self.served("b", folder) as server:
+            before, after = control.restarted[event]
+            state = await look(server)
+            if self.case.between is None or answer.is_ok or state != self.case.between(before, after):
+                self.check_state(replace(control, before=before, after=after), state, answer)
+            if event in self.case.repeats_after:
+                await self.again(server, control, request, self.case.again_later)
 
 
 _NONE = Answer("")
@@ -199,5 +211,34 @@ def swept(case: Case, control: Control, event: Event, at: int, seed: int, folder
     Raises:
         AssertionError: Something that must hold does not.
     """
+    if event in (Event.KILL, Event.STOP) and event not in control.restarted:
+        control.restarted[event] = _restarted(case, event, seed, folder)
     folder.mkdir()
     run(seed, _Sweep(case, folder).disturb(control, event, at))
+
+
+def _restarted(case: Case, event: Event, seed: int, folder: Path) -> tuple[State, State]:
+    states = []
+    for is_after in (False, True):
+        own = folder.with_name(f"{folder.name}-{event}-{is_after}")
+        own.mkdir()
+        states.append(run(seed, _Sweep(case, own).restarted(event, is_after=is_after)))
+    return states[0], states[1]
+
+
+def sweep(case: Case, folder: Path) -> None:
+    """Make the call with the events, at the awaits, that are drawn for it.
+
+    Raises:
+        AssertionError: Something that must hold does not; the note says with which event, where.
+    """
+    control = controlled(case, SEED, folder / "control")
+    for event, at in pairs(list(Event), control.await_count, str(case)):
+        own = folder / f"{event}-{at}"
+        try:
+            swept(case, control, event, at, SEED, own)
+        except Exception as error:
+            error.add_note(f"{case}: {event} at await {at} of {control.await_count}, seed {SEED}")
+            raise
+        for left in folder.glob(f"{own.name}*"):
+            shutil.rmtree(left)

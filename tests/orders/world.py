@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
+import shutil
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from grpc_health.v1 import health_pb2
 
 from tests.support.orders.stepped_server import SteppedServer, stepped_server
 from tests.support.servers.footprint import hook_count
@@ -15,7 +20,6 @@ from trocar_server.training.files.owner_folders import OwnerFolders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from trocar_server.training.trainer import Trainer
 
@@ -23,32 +27,65 @@ State = dict[str, Any]
 """What callers are told: trainers, checkpoints, edits, data sets, models, drain; without ids and times."""
 
 _ID = re.compile(r"[0-9a-f]{32,64}")
+_NUMBER = re.compile(r"[0-9]{4,}")
 _SETTLE_S = 60.0
 
 
 async def look(server: SteppedServer) -> State:
-    """Return the state of a server."""
+    """Return the state of a server, once no fit runs; held and paused ones stay so."""
     ask = server.door.ask
+    await fits_rest(server)
     datasets = await ask("DatasetService/ListDatasets", dataset_pb2.ListDatasetsRequest())
     edits = await ask("EditStoreService/ListEdits", edit_store_pb2.ListEditsRequest())
     models = await ask("ModelService/ListModels", model_pb2.ListModelsRequest())
+    health = await ask("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest())
     drain = await ask("ServerService/Drain", server_pb2.DrainRequest())
     await ask("TrainerService/ListTrainers", trainer_pb2.ListTrainersRequest())
+    fits = [await fit_events(server, one) for one in server.app.trainers.all()]
     told = model_pb2.ListModelsResponse.FromString(models.replies[0]).models
     return {
         "trainers": sorted([await trainer_state(one) for one in server.app.trainers.all()]),
+        "fits": sorted(filter(None, fits)),
         "unreadable": len(server.app.trainers.unreadable()),
         "datasets": sorted(
             (one.name, one.is_complete, one.sample_count)
             for one in dataset_pb2.ListDatasetsResponse.FromString(datasets.replies[0]).datasets
+        ),
+        "shards": sorted(
+            path.name[:8] for path in server.app.lifecycle.data_dir.glob("datasets/owners/*/shards/*")
         ),
         "edits": sorted(
             (one.model_id, one.name, one.edits[0].SerializeToString())
             for one in edit_store_pb2.ListEditsResponse.FromString(edits.replies[0]).stored
         ),
         "models": {one.model_id: one.state for one in told if not _ID.fullmatch(one.model_id)},
+        "is_serving": health_pb2.HealthCheckResponse.FromString(health.replies[0]).status == 1,
         "is_draining": server_pb2.DrainResponse.FromString(drain.replies[0]).is_draining,
     }
+
+
+async def fits_rest(server: SteppedServer) -> None:
+    """Wait until no fit runs."""
+    fits = server.app.fits
+    until = asyncio.get_running_loop().time() + _SETTLE_S
+    while asyncio.get_running_loop().time() < until:
+        busy = [one for one in server.app.trainers.all() if str(one.state) == "fitting"]
+        runs = [fits._runs.get(one.trainer_id) for one in busy]
+        if all(run is not None and run.is_held for run in runs):
+            return
+        await asyncio.sleep(0.1)
+
+
+async def fit_events(server: SteppedServer, trainer: Trainer) -> list[tuple[Any, ...]]:
+    """Return the events of a trainer's fits, by kind and step, after a check that their numbers are in order.
+
+    Where a pause or its end comes between the others is a matter of chance.
+    """
+    if trainer.stored_facts.get("fit") is None:
+        return []
+    events = (await server.app.fits._logs.of(trainer.trainer_id)).since(0)
+    assert [event.number for event in events] == list(range(len(events)))
+    return sorted((one.kind, *map(str, map(one.facts.get, ("step", "epoch", "loss")))) for one in events)
 
 
 async def trainer_state(trainer: Trainer) -> tuple[Any, ...]:
@@ -73,11 +110,24 @@ def weights_digest(trainer: Trainer) -> str:
     return digest.hexdigest()[:8]
 
 
-def files(folder: Path) -> list[str]:
-    """Return the files below a folder, ids and numbers of runs left out."""
-    return sorted(
-        _ID.sub("#", str(path.relative_to(folder))) for path in folder.rglob("*") if not path.is_dir()
-    )
+def files(folder: Path) -> set[str]:
+    """Return the files below a folder, without ids, and without the numbers of checkpoints and steps."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+    return {_NUMBER.sub("#", _ID.sub("#", name)) for name in names}
+
+
+def copied(folder: Path, copy: Path) -> None:
+    """Copy a folder as it is now; names of one file stay names of one file."""
+    copies: dict[int, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        target, inode = copy / path.relative_to(folder), path.stat().st_ino
+        if path.is_dir():
+            target.mkdir(parents=True)
+        elif inode in copies:
+            os.link(copies[inode], target)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copies[inode] = Path(shutil.copy(path, target))
 
 
 async def settled(before: set[asyncio.Task[Any]]) -> None:

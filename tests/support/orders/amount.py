@@ -1,23 +1,33 @@
 """How many orders are tried: a share in the ordinary run, all of them or any number on demand.
 
-`TROCAR_ORDERS=0` tries every await of every call, another number that many of each;
-`TROCAR_ORDERS_SEED` draws other ones.
+`TROCAR_ORDERS=0` tries every await of every call with every event, another number that many awaits with each
+event; without it two pairs of an event and an await are drawn for each call. `TROCAR_ORDERS_SEED` draws
+others.
 """
 
 import os
+from collections.abc import Sequence
 from random import Random
+from typing import TypeVar
 
-AMOUNT = int(os.environ.get("TROCAR_ORDERS", "1"))
+Item = TypeVar("Item")
+
+AMOUNT = int(os.environ.get("TROCAR_ORDERS", "-1"))
 SEED = int(os.environ.get("TROCAR_ORDERS_SEED", "0"))
+_ORDINARY = 2
 
 
-def drawn(most: int, *of: object) -> list[int]:
-    """Draw some of the numbers 1 to `most`, in order; all of them with an amount of 0.
+def pairs(events: Sequence[Item], await_count: int, of: str) -> list[tuple[Item, int]]:
+    """Draw pairs of an event and the number of an await, from 1.
 
     Args:
-        most: The largest.
+        events: The events.
+        await_count: The number of awaits.
         of: What they are drawn for: others get others.
     """
-    if AMOUNT == 0 or most <= AMOUNT:
-        return list(range(1, most + 1))
-    return sorted(Random(f"{SEED} {of}").sample(range(1, most + 1), AMOUNT))
+    random = Random(f"{SEED} {of}")
+    numbers = range(1, await_count + 1)
+    if AMOUNT < 0:
+        return random.sample([(event, at) for event in events for at in numbers], _ORDINARY)
+    most = min(AMOUNT or await_count, await_count)
+    return [(event, at) for event in events for at in sorted(random.sample(numbers, most))]

@@ -121,8 +121,8 @@ class Call:
             if not is_stream:
                 await self.context.write(reply)
             self.answer.code = "OK" if not self.is_gone else "GONE"
-        except asyncio.CancelledError:
-            self.answer.code = "CANCELLED"
+        except asyncio.CancelledError:  # also raised by the interceptor after an `abort`
+            self.answer.code = self.answer.code or "CANCELLED"
         except (grpc.aio.AbortError, Gone):
             self.answer.code = self.answer.code or "GONE"
 
@@ -174,10 +174,11 @@ class Door:
     def begin(
         self, method: str, *messages: Message | bytes, watch: Watch | None = None, is_repeated: bool = False
     ) -> Call:
-        """Begin a call of a method such as `TrainerService/Train`, under a watch."""
+        """Begin a call of a method, `TrainerService/Train` or a whole path, under a watch."""
         metadata = [(VERSION_KEY, __version__)]
         metadata += [("grpc-previous-rpc-attempts", "1")] if is_repeated else []
-        details = Details(PREFIX + method, tuple(metadata))
+        path = method if method.startswith("/") else PREFIX + method
+        details = Details(path, tuple(metadata))
         encoded = [one if isinstance(one, bytes) else one.SerializeToString() for one in messages]
 
         async def handler() -> Any:

@@ -71,10 +71,13 @@ async def stepped_server(
     folder: Path, *, owners: Any = None, **settings: Any
 ) -> AsyncIterator[SteppedServer]:
     """Start a server within the running loop; stop it when the context ends."""
+    reread = settings.pop("reread", None)
     config = ServerConfig(port=0, grace_s=1.0, device="cpu", data_dir=folder, **settings)
     with pytest.MonkeyPatch.context() as patch, doorway() as doors:
         patch.setattr(app, "DeviceThread", SteppedDevice)
-        running = await app.start(config, owners=owners)
+        running = await app.start(
+            config, owners=owners, reread=None if reread is None else lambda: reread(folder)
+        )
     server = SteppedServer(running, doors[0])
     try:
         yield server
