@@ -72,6 +72,9 @@ class ExecutionInfo:
     reason: str = ""
     """Why the numbers are closer than that: nothing faster is installed, not built yet, or does not keep the
     promise for this model. Empty where they are not."""
+    stateful: bool = False
+    """Whether the model keeps state from pass to pass in plain attributes: two equal passes at load differed.
+    Each call starts from the state as loaded, as far as that is in the model's modules."""
 
     @classmethod
     def from_wire(cls, message: pb.ExecutionReport) -> ExecutionInfo:
@@ -83,6 +86,7 @@ class ExecutionInfo:
             message.is_cached,
             _NAMES.get(message.asked, "exact"),
             message.reason,
+            message.stateful,
         )
 
 

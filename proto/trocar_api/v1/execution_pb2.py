@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrocar_api/v1/execution.proto\x12\rtrocar_api.v1\"\x9d\x01\n\tExecution\x12)\n\x08numerics\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.Numerics\x12\x12\n\x05merge\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\x05\x63\x61\x63he\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12)\n\x08priority\x18\x04 \x01(\x0e\x32\x17.trocar_api.v1.PriorityB\x08\n\x06_mergeB\x08\n\x06_cache\"\xaa\x01\n\x0f\x45xecutionReport\x12)\n\x08numerics\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.Numerics\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x11\n\trow_count\x18\x03 \x01(\x05\x12\x11\n\tis_cached\x18\x04 \x01(\x08\x12&\n\x05\x61sked\x18\x05 \x01(\x0e\x32\x17.trocar_api.v1.Numerics\x12\x0e\n\x06reason\x18\x06 \x01(\t*^\n\x08Numerics\x12\x18\n\x14NUMERICS_UNSPECIFIED\x10\x00\x12\x12\n\x0eNUMERICS_EXACT\x10\x01\x12\x11\n\rNUMERICS_FAST\x10\x02\x12\x11\n\rNUMERICS_BF16\x10\x03*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrocar_api/v1/execution.proto\x12\rtrocar_api.v1\"\x9d\x01\n\tExecution\x12)\n\x08numerics\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.Numerics\x12\x12\n\x05merge\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\x05\x63\x61\x63he\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12)\n\x08priority\x18\x04 \x01(\x0e\x32\x17.trocar_api.v1.PriorityB\x08\n\x06_mergeB\x08\n\x06_cache\"\xbc\x01\n\x0f\x45xecutionReport\x12)\n\x08numerics\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.Numerics\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x11\n\trow_count\x18\x03 \x01(\x05\x12\x11\n\tis_cached\x18\x04 \x01(\x08\x12&\n\x05\x61sked\x18\x05 \x01(\x0e\x32\x17.trocar_api.v1.Numerics\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x10\n\x08stateful\x18\x07 \x01(\x08*^\n\x08Numerics\x12\x18\n\x14NUMERICS_UNSPECIFIED\x10\x00\x12\x12\n\x0eNUMERICS_EXACT\x10\x01\x12\x11\n\rNUMERICS_FAST\x10\x02\x12\x11\n\rNUMERICS_BF16\x10\x03*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.execution_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NUMERICS']._serialized_start=381
-  _globals['_NUMERICS']._serialized_end=475
-  _globals['_PRIORITY']._serialized_start=477
-  _globals['_PRIORITY']._serialized_end=571
+  _globals['_NUMERICS']._serialized_start=399
+  _globals['_NUMERICS']._serialized_end=493
+  _globals['_PRIORITY']._serialized_start=495
+  _globals['_PRIORITY']._serialized_end=589
   _globals['_EXECUTION']._serialized_start=49
   _globals['_EXECUTION']._serialized_end=206
   _globals['_EXECUTIONREPORT']._serialized_start=209
-  _globals['_EXECUTIONREPORT']._serialized_end=379
+  _globals['_EXECUTIONREPORT']._serialized_end=397
 # @@protoc_insertion_point(module_scope)

@@ -137,6 +137,7 @@ class ExecutionReport(_message.Message):
     IS_CACHED_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STATEFUL_FIELD_NUMBER: _builtins.int
     numerics: Global___Numerics.ValueType
     """The numerics used, at least as exact as those that were requested."""
     engine: _builtins.str
@@ -153,6 +154,10 @@ class ExecutionReport(_message.Message):
     """The reason why the numerics are more exact than `asked`: nothing faster is installed, is built, or is exact
     enough. Empty if they are as requested. For people to read; at most a few hundred characters.
     """
+    stateful: _builtins.bool
+    """Whether the model keeps state from pass to pass: two equal passes at load had different values. Each call
+    starts from the state as loaded, as far as that is in the model's own modules.
+    """
     def __init__(
         self,
         *,
@@ -162,10 +167,11 @@ class ExecutionReport(_message.Message):
         is_cached: _builtins.bool = ...,
         asked: Global___Numerics.ValueType = ...,
         reason: _builtins.str = ...,
+        stateful: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "engine", b"engine", "is_cached", b"is_cached", "numerics", b"numerics", "reason", b"reason", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "engine", b"engine", "is_cached", b"is_cached", "numerics", b"numerics", "reason", b"reason", "row_count", b"row_count", "stateful", b"stateful"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

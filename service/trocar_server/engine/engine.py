@@ -303,7 +303,10 @@ class Engine:
                 maps = statistics.add(result) if statistics else result.feature_maps
                 transfers = this_thread.transfers
                 copies = transfers.take() if transfers.has_begun else None
-                return extraction_of(checked.plan, resolved, result, maps, queue_s, copies)
+                is_stateful = replica.pristine.is_stateful
+                return extraction_of(
+                    checked.plan, resolved, result, maps, queue_s, copies, is_stateful=is_stateful
+                )
 
             return await self.run(work, guard, deadline)
 

@@ -3,7 +3,7 @@
     catalogue = Catalogue()
     entry = catalogue.add(parse_model_argument("resnet18=random:0"))
     hosted = load_model(entry.spec, torch.device("cpu"), data_dir)
-    replica = make_replica(hosted.module)
+    tree = hosted.pristine.tree()  # for one pass
 
 Knows no gRPC, no protobuf and no hooks of ours.
 """
@@ -23,6 +23,7 @@ from trocar_server.models.hosted import HostedModel
 from trocar_server.models.inputs import InputSignature, InputSpec
 from trocar_server.models.loading import load_model
 from trocar_server.models.preprocessing import PreprocessingInfo, Preprocessor
+from trocar_server.models.pristine import Pristine
 from trocar_server.models.replicas import (
     make_hosted_copy,
     make_meta_replica,
@@ -55,6 +56,7 @@ __all__ = [
     "PreprocessingInfo",
     "PreprocessingSpec",
     "Preprocessor",
+    "Pristine",
     "clean_downloads",
     "client_spec",
     "convert_checkpoint",

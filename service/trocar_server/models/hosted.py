@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trocar_server.models.families import Family
 from trocar_server.models.inputs import InputSignature, example_only
 from trocar_server.models.preprocessing import Preprocessor
+from trocar_server.models.pristine import Pristine
 from trocar_server.models.spec import ModelSpec
 
 ExampleArguments = tuple[Tensor | list[Tensor], ...]
@@ -58,6 +59,14 @@ class HostedModel:
     """What its image processor does that the preprocessing cannot do; empty where it has none or it can."""
     processor_version: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
     """Unique for each load: the files in its processor's folder may be others the next time."""
+
+    known_pristine: Pristine | None = field(default=None, repr=False)
+    """What passes write to, where it is known of another model; see `pristine`."""
+
+    @cached_property
+    def pristine(self) -> Pristine:
+        """The original of the model's replicas. Owner thread only."""
+        return self.known_pristine or Pristine(self.module)
 
     @property
     def signature(self) -> InputSignature:

@@ -20,23 +20,39 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 
 
-def make_replica(module: nn.Module) -> nn.Module:
+def make_replica(module: nn.Module, owned: Collection[Tensor] = ()) -> nn.Module:
     """Copy a module tree; parameters and buffers are shared objects, everything else is copied.
 
     Plain tensor attributes are copied, so that a pass may keep state in them; those that carry a
     graph, which torch refuses to copy, are shared.
 
+    Args:
+        module: The model; it is left as it is.
+        owned: Parameters and buffers that the replica gets copies of.
+
     Raises:
         ServiceError: `MODEL_INVALID`, the module holds something that cannot be copied (a lock, an
             open file), or copies its weights in a `__deepcopy__` of its own.
     """
-    shared = list(chain(module.parameters(), module.buffers()))
+    own = {id(tensor): tensor for tensor in owned}
+    shared = [tensor for tensor in _state(module) if id(tensor) not in own]
     with_graph = [tensor for tensor in _tensors_of(module) if not tensor.is_leaf]
-    replica = _copy(module, {id(tensor): tensor for tensor in chain(shared, with_graph)})
-    copied = chain(replica.parameters(), replica.buffers())
-    if any(mine is not theirs for mine, theirs in zip(copied, shared, strict=True)):
+    memo = {id(tensor): tensor for tensor in chain(shared, with_graph)}
+    memo |= {key: _copied(tensor) for key, tensor in own.items()}
+    replica = _copy(module, memo)
+    if not _are_shared(module, replica, own):
         raise _not_copyable(module, "its copy would not share its weights")
     return replica
+
+
+def _are_shared(module: nn.Module, replica: nn.Module, own: Collection[int]) -> bool:
+    """Whether a copy has the module's own parameters and buffers, but for those that it owns."""
+    pairs = zip(_state(replica), _state(module), strict=True)
+    return all(mine is theirs or id(theirs) in own for mine, theirs in pairs)
+
+
+def _state(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
 
 
 def make_meta_replica(module: nn.Module) -> nn.Module:
@@ -94,6 +110,11 @@ def make_training_copy(module: nn.Module, trained: Collection[Tensor]) -> nn.Mod
         elif id(tensor) in frozen or not tensor.is_leaf:
             memo[id(tensor)] = _over_same_memory(tensor)
     return _copy(module, memo)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().clone()
+    return nn.Parameter(copy, requires_grad=False) if isinstance(tensor, nn.Parameter) else copy
 
 
 def _over_same_memory(tensor: Tensor) -> Tensor:

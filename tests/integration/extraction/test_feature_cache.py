@@ -14,6 +14,7 @@ from tests.support.models import chancy_models as chancy
 from tests.support.models.odd_models import Identity, InPlaceOnInput, KeepsState
 from tests.support.models.tiny_models import DataDependent, Half, Plain
 from tests.support.models.trainable_nets import SHAPE, TinyNet
+from tests.support.models.writing_models import Counts, Remembers
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom, rebuilt
 from tests.support.wire.wire import chunk, extract_call, raw_channel, tensor
@@ -42,6 +43,8 @@ MODELS = {
         for kind in (chancy.Draws, chancy.DropsAlways, chancy.DrawsFromNumpy, chancy.CountsCalls)
     },
     "keepsstate": custom(KeepsState, (4,)),
+    "counts": custom(Counts, (4,)),
+    "remembers": custom(Remembers, (4,)),
 }
 
 
@@ -313,15 +316,23 @@ def test_a_model_that_was_loaded_again_computes_again(
     assert not call(question()).execution.is_cached
 
 
-@pytest.mark.parametrize("model_id", ["draws", "dropsalways", "drawsfromnumpy", "countscalls", "keepsstate"])
+@pytest.mark.parametrize("model_id", ["draws", "dropsalways", "drawsfromnumpy", "counts", "remembers"])
 def test_what_depends_on_more_than_the_question_is_never_kept(
     call: Caller, server: RunningServer, model_id: str
 ) -> None:
-    rows = np.ones((2, 4 if model_id == "keepsstate" else 3), np.float32)
+    rows = np.ones((2, 4 if model_id in ("counts", "remembers") else 3), np.float32)
     asked = question(model_id, rows, taps=[tap_pb2.Tap(selector="/out")])
     for _ in range(3):
         assert not call(asked).execution.is_cached
     assert len(server.engine.replies) == 0
+
+
+@pytest.mark.parametrize("model_id", ["countscalls", "keepsstate"])
+def test_replies_of_a_model_that_writes_to_its_buffers_are_kept(call: Caller, model_id: str) -> None:
+    """Each call starts from the buffers as loaded, so equal questions have equal answers."""
+    rows = np.ones((2, 4 if model_id == "keepsstate" else 3), np.float32)
+    first, second = (call(question(model_id, rows, taps=[tap_pb2.Tap(selector="/out")])) for _ in range(2))
+    assert (first.execution.is_cached, second.execution.is_cached) == (False, True)
 
 
 def test_a_pass_that_drew_random_numbers_is_not_kept_though_others_of_its_model_are(call: Caller) -> None:

@@ -146,7 +146,8 @@ def _overflows(replica: Replica, recipe: Recipe, inputs: Sequence[torch.Tensor])
 
 def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     inputs, surgery = recipe.bound(arguments)
-    return collect(replica.module, (inputs, {}), PassSpec(recipe.targets, surgery), PassGuard()).values
+    with replica.passing() as module:
+        return collect(module, (inputs, {}), PassSpec(recipe.targets, surgery), PassGuard()).values
 
 
 Run = Callable[[Sequence[torch.Tensor]], Values]

@@ -108,6 +108,8 @@ class CompiledVariants:
         deployment, plan, numerics = checked.deployment, checked.plan, self.asked(checked)
         if deployment.is_dropped or not self._config.compile_after or not is_one_forward(plan):
             return None
+        if deployment.hosted.pristine.is_renewed:
+            return None
         if plan.edits or deployment.may_change:
             if not self.builder.keeps_bits(deployment):
                 return None
@@ -136,6 +138,8 @@ class CompiledVariants:
             return ""
         if plan.edits or not is_one_forward(plan):
             return "passes with edits, gradients, sources or start_at always run exactly"
+        if deployment.hosted.pristine.is_renewed:
+            return "this model keeps state or writes to its own tensors, so its passes always run exactly"
         if deployment.may_change:
             return "the weights of this model may change, so its passes always run exactly"
         if variant is None:

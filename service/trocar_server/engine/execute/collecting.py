@@ -141,8 +141,21 @@ class Collected:
     objective: float | None = None
 
 
-def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard: PassGuard) -> Collected:
+def collect(
+    module: nn.Module,
+    arguments: Arguments,
+    pass_spec: PassSpec,
+    guard: PassGuard,
+    graph_module: nn.Module | None = None,
+) -> Collected:
     """Run one pass of a replica. Owner thread only, in `inference_mode` where no gradients are wanted.
+
+    Args:
+        module: The replica's tree.
+        arguments: Positional and keyword arguments of the forward.
+        pass_spec: Values, edits and objective.
+        guard: Aborts the pass.
+        graph_module: The tree for the traced graph, where a pass changes its own.
 
     Raises:
         StartMixedError: A module after the start needs a value from before it.
@@ -180,8 +193,9 @@ def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard:
     if pass_spec.graph is None or not of_graph:
         return Collected(collector.values, collector.stopped_at)
     nodes = NodeSession(pass_spec.graph, of_graph)
-    with guard.watching(module):
-        nodes.run(module, *arguments, guard)
+    graph_module = module if graph_module is None else graph_module
+    with guard.watching(graph_module):
+        nodes.run(graph_module, *arguments, guard)
     return Collected({**collector.values, **nodes.values}, collector.stopped_at or nodes.stopped_at)
 
 

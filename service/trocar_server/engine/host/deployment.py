@@ -340,8 +340,9 @@ class Deployment:
         """
         if not resolved.needs_meta_pass:
             return resolved
-        meta = self.meta
-        meta_pass = None if meta is None else run_meta_pass(meta, plan, resolved, signature, guard)
+        meta, meta_pass = self.meta, None
+        if meta is not None:
+            meta_pass = run_meta_pass(make_replica(meta), plan, resolved, signature, guard)
         if meta_pass is None:
             return self._without_meta_pass(resolved, signature)
         found = resolved.after_meta_pass(meta_pass)
@@ -400,7 +401,7 @@ def make_deployment(
         ServiceError: `MODEL_INVALID` when the model cannot run on its example input, or a configured
             stage or warm variant is no value of that pass.
     """
-    replicas = [Replica(make_replica(hosted.module), is_live) for _ in range(replica_count)]
+    replicas = [Replica(hosted.pristine, is_live) for _ in range(replica_count)]
     recorder, recording = record_example(hosted)
     deployment = Deployment(
         hosted, ReplicaPool(replicas, max_queue), recorder, _staged(hosted, recording), is_live

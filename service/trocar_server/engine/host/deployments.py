@@ -10,7 +10,7 @@ from trocar_server.caller import current_principal
 from trocar_server.config import Limits
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, is_large, make_deployment
-from trocar_server.engine.host.repeatable import is_repeatable
+from trocar_server.engine.host.repeatable import examine
 from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError, first_line
@@ -184,9 +184,11 @@ class Deployments(Mapping[str, Deployment]):
 
         def make() -> Deployment:
             hosted = load_model(spec, self._owner.device, self._data_dir)
+            agrees = examine(hosted)  # before any other pass, which might write to its weights
             deployment = self._make(hosted, replicas)
+            hosted.pristine.is_fixed = not deployment.may_change
             may_be_cached = self._limits().feature_cache_bytes > 0 and not deployment.may_change
-            deployment.is_repeatable = may_be_cached and is_repeatable(hosted)
+            deployment.is_repeatable = may_be_cached and agrees
             return deployment
 
         return await self._owner.run(make)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from trocar_server.engine.host.recordings import ModelRecorder, made_arguments
 from trocar_server.engine.request.plan import Signature, TensorSignature
-from trocar_server.models import make_meta_replica, make_replica
+from trocar_server.models import make_meta_replica
 from trocar_server.surgery import PassAborted, PassGuard, Recording, attention_in, record_functions
 from trocar_server.surgery.recording.recording import ModuleRecord
 from trocar_server.surgery.recording.symbolic import (
@@ -130,7 +130,7 @@ class Predictions:
     def _recorded_symbolically(self, signature: Signature, recording: Recording) -> SymbolicRecording:
         hosted, on_data = self.recorder.hosted, None if recording.is_symbolic else recording
         device = "meta" if on_data is None else hosted.device
-        module = (make_replica if on_data else make_meta_replica)(hosted.module)
+        module = hosted.pristine.apart() if on_data else make_meta_replica(hosted.module)
         with PassGuard(time.monotonic() + _LIMIT_S).watching(module):
             return record_symbolic(
                 module,

@@ -11,6 +11,7 @@ caller's own data is never shared with others: the number of a loop's iterations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import copied_arguments
 from trocar_server.engine.request.plan import Flag, Signature, TensorSignature, split_arguments
+from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
 from trocar_server.surgery import (
@@ -53,7 +55,8 @@ class ModelRecorder:
 
     Attributes:
         hosted: The model.
-        meta: Its tree on the meta device, or None where it has no meta pass.
+        meta: Its tree on the meta device, or None where it has no meta pass. Passes run on copies of it,
+            so that none finds what another has kept there.
     """
 
     hosted: HostedModel
@@ -79,10 +82,12 @@ class ModelRecorder:
         if self.meta is None:
             raise DataNeededError
         called = made_arguments(signature, "meta", 0)
+        module = make_replica(self.meta)
         try:
-            with guard.watching(self.meta):
-                recording = record_calls(self.meta, *called, check=check)
-                return self._with_kinds(recording, kinds, self.meta, called, guard)
+            with guard.watching(module):
+                recording = record_calls(module, *called, check=check)
+                self.hosted.pristine.note(recording.written)
+                return self._with_kinds(recording, kinds, module, called, guard)
         except ServiceError:
             raise
         except Exception as error:
@@ -127,11 +132,15 @@ class ModelRecorder:
         Raises:
             ServiceError: `PASS_TOO_LARGE`.
         """
-        module = make_replica(self.hosted.module)
-        with guard.watching(module):
-            live = LiveBytes(max_bytes)
-            recording = record_calls(module, *copied_arguments(called), is_symbolic=False, live=live)
-            return self._with_kinds(recording, kinds, module, called, guard)
+        replica = Replica(self.hosted.pristine, module=self.hosted.pristine.apart())
+
+        def record(module: nn.Module) -> Recording:
+            with guard.watching(module):
+                live = LiveBytes(max_bytes)
+                recording = record_calls(module, *copied_arguments(called), is_symbolic=False, live=live)
+                return self._with_kinds(recording, kinds, module, called, guard)
+
+        return replica.run(record)
 
     def graph(self) -> TracedGraph:
         """Return the model's traced graph, made when it is first needed.
@@ -140,7 +149,7 @@ class ModelRecorder:
             ServiceError: `NOT_TRACEABLE`.
         """
         # Not of the meta tree: constants that a model creates during tracing would have no values.
-        self._traced = self._traced or trace_graph(make_replica(self.hosted.module))
+        self._traced = self._traced or trace_graph(self.hosted.pristine.apart())
         return self._traced
 
     def _with_kinds(
@@ -171,12 +180,16 @@ def record_example(hosted: HostedModel) -> tuple[ModelRecorder, Recording]:
     for args, keywords in example_arguments(hosted):
         with suppress(Exception):  # detection models, among others, read their data: no meta pass
             meta = make_meta_replica(hosted.module)
-            on_meta = dict(zip(keywords, _to_meta(tuple(keywords.values())), strict=True))
-            return ModelRecorder(hosted, meta), record_calls(meta, _to_meta(args), on_meta)
+            on_meta = dict(zip(keywords, to_meta(tuple(keywords.values())), strict=True))
+            recording = record_calls(make_replica(meta), to_meta(args), on_meta)
+            hosted.pristine.note(recording.written)
+            return ModelRecorder(hosted, meta), recording
     problem: Exception | None = None
+    hosted.pristine.keep_parameters()
     for args, keywords in example_arguments(hosted):
         try:
-            recording = record_calls(make_replica(hosted.module), args, keywords, is_symbolic=False)
+            replica = Replica(hosted.pristine, module=hosted.pristine.apart())
+            recording = replica.run(partial(_record_data, args=args, keywords=keywords))
             return ModelRecorder(hosted, None), recording
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             problem = problem or error
@@ -185,6 +198,10 @@ def record_example(hosted: HostedModel) -> tuple[ModelRecorder, Recording]:
         f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
         f"({first_line(problem)}); {_shape_advice(hosted)}",
     ) from problem
+
+
+def _record_data(module: nn.Module, args: Sequence[object], keywords: Mapping[str, object]) -> Recording:
+    return record_calls(module, *copied_arguments((args, keywords)), is_symbolic=False)
 
 
 def _shape_advice(hosted: HostedModel) -> str:
@@ -244,7 +261,9 @@ def fill(
     return made
 
 
-def _to_meta(args: tuple[object, ...]) -> list[object]:
+def to_meta(args: tuple[object, ...]) -> list[object]:
+    """Return arguments without data, on the meta device."""
+
     def move(value: object) -> object:
         if isinstance(value, list):
             return [move(item) for item in value]

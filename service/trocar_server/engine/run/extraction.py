@@ -27,6 +27,8 @@ class ExecutionReport:
         is_cached: Whether nothing was computed.
         asked: The loosest numerics that the caller accepts, or the model's default.
         reason: Why it is stricter than that; empty where it is not.
+        stateful: Whether the model keeps state from pass to pass; see Note: [Two equal passes] in
+            `engine.host.repeatable`.
     """
 
     numerics: Numerics = Numerics.EXACT
@@ -35,6 +37,7 @@ class ExecutionReport:
     is_cached: bool = False
     asked: Numerics = Numerics.EXACT
     reason: str = ""
+    stateful: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def extraction_of(
     feature_maps: tuple[FeatureMap, ...],
     queue_s: float,
     copies: Copies | None,
+    *,
+    is_stateful: bool = False,
 ) -> Extraction:
     """Return the result of an eager pass.
 
@@ -92,6 +97,7 @@ def extraction_of(
         feature_maps: To return; without those that were added to the statistics of a stream.
         queue_s: Seconds of waiting for a replica.
         copies: Pending copies to the host.
+        is_stateful: Whether the model keeps state from pass to pass.
     """
     depth = 1.0 if result.stopped_at is None else resolved.depth
     return Extraction(
@@ -102,7 +108,7 @@ def extraction_of(
         result.compute_s,
         resolved.surgery.expansions,
         result.objective,
-        ExecutionReport(row_count=plan.batch_size or 0),
+        ExecutionReport(row_count=plan.batch_size or 0, stateful=is_stateful),
         result.has_drawn,
         depth if plan.start_at is None else None,  # it began in the middle
         copies,

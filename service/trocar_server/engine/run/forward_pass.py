@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from types import MappingProxyType
@@ -30,6 +30,8 @@ from trocar_server.surgery import (
 from trocar_server.tensors.reductions import CastValue, Reduced, cast_value, reduce_value
 from trocar_server.tensors.reductions.padding import Padding, unpadded
 from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult, results
+
+_NO_GRAPH: AbstractContextManager[None] = nullcontext()
 
 Operands = Sequence[Sequence[torch.Tensor]]
 """Tensors sent with a request, for each tap."""
@@ -95,13 +97,17 @@ def run_pass(
     Raises:
         StartMixedError: A module after the start needs a value from before it.
         CallsDifferError: The request has to be resolved on a recording of its own data.
+        StateWrittenError: The pass has to run again.
         ServiceError: `MODULE_NOT_CALLED` when the model did not call a tapped module on this input,
             `NOT_DIFFERENTIABLE` when a value got no gradient.
         Exception: Any error of the model; see `domain_errors`.
     """
     started = time.perf_counter()
-    with torch.inference_mode() if in_inference_mode and pass_spec.scoring is None else torch.no_grad():
-        collected = collect(replica.module, arguments, pass_spec, guard)
+    mode = torch.inference_mode() if in_inference_mode and pass_spec.scoring is None else torch.no_grad()
+    has_graph = pass_spec.graph is not None
+    with replica.passing() as module, replica.passing() if has_graph else _NO_GRAPH as graph_module, mode:
+        collected = collect(module, arguments, pass_spec, guard, graph_module)
+    with mode:
         if not in_inference_mode:  # the model may have derived them itself
             collected = replace(collected, values={k: v.detach() for k, v in collected.values.items()})
         if pass_spec.start is not None:
@@ -143,7 +149,10 @@ def finish_pass(
                 continue  # a pattern names it, and the objective does not depend on it
             raise _not_collected(target)
         if target.tap.is_plain:
-            feature_maps.append(_plain_map(target, values[target.target.name]))
+            output, value = target.outputs[0], values[target.target.name]
+            if value.shape != output.shape or value.dtype is not output.dtype:
+                output = Output(output.name, target, tuple(value.shape), value.dtype, target.tap.values)
+            feature_maps.append(FeatureMap(output, _bytes_of(output.name, value)))
             continue
         padding = padding or Padding.of(keywords)
         found, accumulator = _reduced_maps(target, values[target.target.name], operands, guard, padding)
@@ -230,14 +239,6 @@ def _not_collected(target: TapTarget) -> ServiceError:
         ErrorReason.MODULE_NOT_CALLED,
         f"'{name}' was not called in this pass: which modules run depends on the data",
     )
-
-
-def _plain_map(target: TapTarget, value: torch.Tensor) -> FeatureMap:
-    """Copy a value that is wanted as it is to the host."""
-    output = target.outputs[0]
-    if value.shape != output.shape or value.dtype is not output.dtype:
-        output = Output(output.name, target, tuple(value.shape), value.dtype, target.tap.values)
-    return FeatureMap(output, _bytes_of(output.name, value))
 
 
 def _reduced_maps(

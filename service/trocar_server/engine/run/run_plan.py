@@ -39,7 +39,7 @@ from trocar_server.engine.run.start_value import (
     start_signature,
 )
 from trocar_server.engine.schedule.device_memory import give_back_cache, keeps_memory
-from trocar_server.engine.schedule.lease import Replica
+from trocar_server.engine.schedule.lease import Replica, StateWrittenError
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import make_replica
 from trocar_server.surgery import (
@@ -134,8 +134,9 @@ def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Re
     """Run the passes of a plan's sources, then its own, on a leased replica. Owner thread only.
 
     A pass that runs out of GPU memory is retried once after the allocator has released its cache, which is
-    often fragmented. One that fails because of inference mode is run again without it, as all later ones of
-    the deployment are; see Note: [Inference mode] in `surgery.kept_tensors`.
+    often fragmented. So is one that was the first to be seen to write to the model's tensors. One that fails
+    because of inference mode is run again without it, as all later ones of the deployment are; see Note:
+    [Inference mode] in `surgery.kept_tensors`.
 
     Raises:
         ServiceError: Any error of the request, and any reason to stop a pass.
@@ -144,17 +145,20 @@ def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Re
     device = deployment.hosted.device
     # Draws decide whether a reply is cached: those of other deployments never are.
     with watching_draws(device) if deployment.is_repeatable else _NOT_WATCHED as draws:
-        found, remedy = None, None
-        try:
-            found = _run_plan(replica, prepared, guard)
-        except ServiceError as error:
-            remedy = _remedy(error, deployment)
-            if remedy is None:
-                raise
-        if found is None:  # not in the handler, which keeps the failed pass alive
-            assert remedy is not None
-            remedy(replica.module)
-            found = _run_plan(replica, prepared, guard)
+        found, is_second = None, False
+        while found is None:
+            remedy = None
+            try:
+                found = _run_plan(replica, prepared, guard)
+            except StateWrittenError:  # it has been undone
+                continue
+            except ServiceError as error:
+                remedy = None if is_second else _remedy(error, deployment)
+                if remedy is None:
+                    raise
+            if remedy is not None:  # not in the handler, which keeps the failed pass alive
+                remedy(replica.module)
+                is_second = True
     return found if draws is None else (found[0], replace(found[1], has_drawn=draws.has_drawn))
 
 
@@ -380,7 +384,9 @@ def _run_rest(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     found = found_values(ready.replica, resolved, ready.sources, guard)
     pass_spec = make_pass_spec(resolved, operands.edits, operands.objective, found)
     # The state of this one, partly without data, is dropped with it.
-    passing = replace(ready.replica, module=make_replica(ready.replica.module))
+    pristine = ready.replica.pristine
+    module = pristine.tree() if pristine.is_renewed else make_replica(ready.replica.module)
+    passing = Replica(pristine, ready.replica.is_live, module)
     session: StartSession | None = None
     try:
         # A copy: the pass may write to it, and may have to run again.

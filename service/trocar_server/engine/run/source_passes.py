@@ -64,6 +64,7 @@ def found_values(
     Raises:
         ServiceError: `MODULE_NOT_CALLED`, the model does not call the module on a source's data.
         CallsDifferError: The data calls modules more or less often than the recorded pass did.
+        StateWrittenError: The pass has to run again.
     """
     found: dict[str, torch.Tensor] = {}
     for source in sources:
@@ -71,10 +72,11 @@ def found_values(
         if not swaps:
             continue
         targets = [replace(swap.target, name=swap.key, clone=True) for swap in swaps]
-        with torch.no_grad():  # not inference mode: autograd may save these values for the backward pass
+        # Not inference mode: autograd may save these values for the backward pass.
+        with replica.passing() as module, torch.no_grad():
             given = spare_arguments(source.arguments, source.recorded.recording)
             spec = PassSpec(targets, calls=resolved.surgery.source_calls.get(source.name, {}))
-            found |= collect(replica.module, given, spec, guard).values
+            found |= collect(module, given, spec, guard).values
         missing = [swap.target.name for swap in swaps if swap.key not in found]
         if missing:
             raise ServiceError(

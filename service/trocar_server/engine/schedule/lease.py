@@ -3,32 +3,107 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.priority import Priority
 from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.engine.schedule.fair_queue import FairQueue, Ticket
 from trocar_server.errors import ServiceError, busy
-from trocar_server.models import current_flow
+from trocar_server.models import Pristine, current_flow, make_replica
 
 # The wait for a replica ends before the call's deadline, or "busy" would show as a deadline error.
 _WAIT_SHARE = 0.9
 _LEAST_COST_S = 1e-6
 _Turn = asyncio.Future["Replica"]
+_VERSION = attrgetter("_version")
+_ADDRESS = Tensor.data_ptr
+_END = object()
+_VALUES: Callable[[dict[str, Any]], Iterable[object]] = dict.values
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
+class StateWrittenError(ServiceError):
+    """A pass wrote to shared tensors that it was not known to write to. They were put back: run it again."""
+
+    def __init__(self) -> None:
+        message = "the model was just seen to write to its own tensors, which were put back; try again"
+        super().__init__(ErrorReason.SERVER_BUSY, message)
+
+
 class Replica:
-    """A module tree over the model's weights, without hooks while it is not leased."""
+    """A module tree over the model's weights, without hooks while no pass runs.
 
-    module: nn.Module
-    is_live: bool = False
-    """Whether its weights change between passes."""
+        with replica.passing() as module:
+            module(*arguments)
+
+    Args:
+        pristine: The model.
+        is_live: Whether its weights change between passes.
+        module: The tree, for a single pass after which it is dropped; one of its own when None.
+    """
+
+    def __init__(self, pristine: Pristine, is_live: bool = False, module: nn.Module | None = None) -> None:
+        self.pristine = pristine
+        self.is_live = is_live
+        self._is_single = module is not None
+        self._use(make_replica(pristine.module) if module is None else module)
+
+    def _renew(self) -> None:
+        with torch.inference_mode(mode=False):  # else it could keep no tensor for a pass with gradients
+            self._use(make_replica(self.pristine.module))
+
+    def _use(self, module: nn.Module) -> None:
+        self.module = module
+        self._tables = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+        self._entries = [*chain.from_iterable(map(_VALUES, self._tables)), _END]
+
+    @contextmanager
+    def passing(self) -> Iterator[nn.Module]:
+        """Lend the tree for one pass, and undo what the pass writes to parameters and buffers.
+
+        See Note: [What a pass writes] in `models.pristine`.
+
+        Raises:
+            StateWrittenError: The pass, which had no other error, has to run again.
+            ServiceError: `MODEL_INVALID`, an earlier pass has left the model in a state that is not its own.
+        """
+        pristine = self.pristine
+        if pristine.refusal:
+            raise ServiceError(ErrorReason.MODEL_INVALID, pristine.refusal)
+        is_renewed = pristine.is_renewed and not self._is_single
+        tensors = pristine.tensors
+        if list(map(_VERSION, tensors)) != pristine.versions:
+            pristine.refresh()
+        try:
+            yield pristine.tree() if is_renewed else self.module
+        finally:
+            written: Collection[str] = ()
+            is_whole = list(map(_VERSION, tensors)) == pristine.versions
+            if not is_whole or list(map(_ADDRESS, tensors)) != pristine.addresses:
+                written = pristine.put_back()
+            entries = chain(chain.from_iterable(map(_VALUES, self._tables)), (_END,))
+            if written or not all(map(is_, entries, self._entries)):
+                self._renew()
+        if written:
+            raise StateWrittenError
+
+    def run(self, work: Callable[[nn.Module], Result]) -> Result:
+        """Call `work` on the lent tree, and again where its pass was the first to be seen to write.
+
+        `work` must not change what it takes.
+        """
+        while True:
+            with suppress(StateWrittenError), self.passing() as module:
+                return work(module)
 
 
 @dataclass(frozen=True)

@@ -51,4 +51,5 @@ def report_to_wire(report: ExecutionReport) -> pb.ExecutionReport:
         is_cached=report.is_cached,
         asked=_TO_WIRE[report.asked],
         reason=report.reason,
+        stateful=report.stateful,
     )

@@ -156,6 +156,7 @@ class Recording:
         peak_bytes: Peak memory of the pass in bytes, beyond inputs, parameters, buffers and collected
         values; 0 where it was not counted. See Note: [Workspaces of a pass].
         is_predicted: Whether no such pass ran. See Note: [Symbolic recording].
+        written: Names of the parameters and buffers that the pass wrote to; empty where it was not symbolic.
     """
 
     modules: Mapping[str, ModuleRecord]
@@ -166,6 +167,7 @@ class Recording:
     attention: Mapping[str, ModuleRecord] | None = None
     peak_bytes: int = 0
     is_predicted: bool = False
+    written: frozenset[str] = frozenset()
 
     @cached_property
     def kinds(self) -> frozenset[str]:
@@ -284,7 +286,7 @@ def record_calls(
     with ExitStack() as contexts, torch.no_grad():
         if watch is not None:
             contexts.enter_context(watch)
-        known = dict(module.named_modules())
+        known, state = dict(module.named_modules()), all_tensors(module)
         with hooked(known, recorder):
             module(*args, **(kwargs or {}))
         if dict(module.named_modules()).keys() - known.keys():  # created by the first pass, without hooks
@@ -298,7 +300,8 @@ def record_calls(
             recorder.settle_overwrites(watch)
             recorder.settle_peaks(meter)
     records = _in_execution_order(module, recorder.calls, watch)
-    return Recording(records, is_symbolic, peak_bytes=live.peak)
+    names = (name for name, tensor in state.items() if watch is not None and watch.last_write(tensor))
+    return Recording(records, is_symbolic, peak_bytes=live.peak, written=frozenset(names))
 
 
 def _record_counted(
@@ -408,6 +411,14 @@ def _module_record(
         buffers=buffers,
         arguments=parameters_of(module),
     )
+
+
+def all_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a tree by name; tied ones under each of their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -77,11 +77,58 @@ class WriteWatch(TorchDispatchMode):
                     self._read.setdefault(key, self.step)
 
 
+class WriteJournal(TorchDispatchMode):
+    """Copies the given tensors before the first operator of its context that writes to them.
+
+        with WriteJournal(dict(model.named_parameters())) as journal:
+            model(batch)
+        names = journal.put_back()
+
+    Args:
+        tensors: The tensors to watch, by name, through whatever view they are written to.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watched: dict[int | None, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in tensors.items():
+            self._watched.setdefault(storage_key(tensor), []).append((name, tensor.detach()))
+        self._watched.pop(None, None)
+        self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operator, after copying what it writes to."""
+        for tensor in written_tensors(func, args, kwargs or {}):
+            for name, owner in self._watched.pop(storage_key(tensor), ()):
+                self._copies[name] = owner, owner.clone()
+        return func(*args, **(kwargs or {}))
+
+    def put_back(self) -> frozenset[str]:
+        """Restore the tensors that were written to, and return their names."""
+        with torch.no_grad():
+            for tensor, copy in self._copies.values():
+                tensor.copy_(copy)
+        return frozenset(self._copies)
+
+
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
+_STATISTICS = dict.fromkeys(_BATCH_NORMS, (3, 4))
+"""Positions of running statistics of operators that write to them in training, which no schema says."""
+
+
 def written_tensors(
     func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
-    """Yield the arguments that an operator writes to, by its schema."""
+    """Yield the arguments that an operator writes to, by its schema and as batch norms do without it."""
     positions, names = _written_arguments(func)
+    if len(args) > 5 and args[5] is True:
+        positions += _STATISTICS.get(func._schema.name.removeprefix("aten::"), ())
     for argument in (*(args[i] for i in positions if i < len(args)), *(kwargs.get(n) for n in names)):
         yield from _tensors(argument)
 

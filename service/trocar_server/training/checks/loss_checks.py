@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line, nearest
-from trocar_server.models import HostedModel, make_meta_replica, make_replica, stages_for
+from trocar_server.models import HostedModel, make_meta_replica, stages_for
 from trocar_server.surgery import Leaf, Recording
 from trocar_server.tensors.losses import LOSSES
 from trocar_server.training.checks.trainer_meta_pass import record_on
@@ -85,9 +85,9 @@ def _teacher_leaf(
         raise _invalid(f"no loaded model '{teacher.model_id}'; {rest}")
     if recording is None:
         return None
-    copy = make_meta_replica if recording.is_symbolic else make_replica
+    module = make_meta_replica(model.module) if recording.is_symbolic else model.pristine.apart()
     try:
-        recorded = record_on(copy(model.module), hosted, recording)
+        recorded = record_on(module, hosted, recording)
     except Exception as error:
         raise _invalid(
             f"'{teacher.model_id}' cannot take this model's inputs ({first_line(error)}); choose another"

@@ -13,7 +13,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
-from trocar_server.models import HostedModel, make_meta_replica, make_replica
+from trocar_server.models import HostedModel, make_meta_replica
 from trocar_server.surgery import Collector, Recording, TapSession, record_calls
 from trocar_server.training.losses.loss_function import LossFunction, main_output
 from trocar_server.training.losses.loss_values import loss_target
@@ -48,8 +48,7 @@ def run_meta_pass(spec: TrainerSpec, hosted: HostedModel, recording: Recording) 
     Raises:
         ServiceError: `TRAINER_INVALID`, the head cannot be replaced, or the model does not run with it.
     """
-    copy = make_meta_replica if recording.is_symbolic else make_replica
-    module = copy(hosted.module)
+    module = make_meta_replica(hosted.module) if recording.is_symbolic else hosted.pristine.apart()
     if spec.head is None and spec.adapter is None:
         return TrainerMetaPass(module, recording, None)
     head_path = None if spec.head is None else replace_head(module, spec.head, spec.seed, recording)

@@ -148,6 +148,8 @@ class CachedRuns:
             except Exception as error:  # as above
                 raise NoCacheError(f"the frozen part fails on a batch ({first_line(error)})") from error
             guard = yield done
+        if any(now is not buffer for now, (buffer, _) in zip(self._module.buffers(), kept, strict=True)):
+            raise NoCacheError("the frozen part replaces its buffers")
         if not all(is_bit_equal(buffer, before) for buffer, before in kept):
             with torch.no_grad():
                 for buffer, before in kept:

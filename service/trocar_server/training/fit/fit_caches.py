@@ -148,14 +148,17 @@ class FitCaches:
         owners = {name.rpartition(".")[0] for name in self._core.trainable}
         moving = frozenset(owners | moving_paths(self._core.module).keys())
         plan = self._plan(len(reader), is_shuffled=False, drop_last=False)
-        conditions = self._conditions(self._core.evaluated, has_gradients=False, moving=moving)
-        return CachedRuns.prepare(self._core.evaluated, reader.batch, plan, conditions)
+        module = self._core.evaluated
+        conditions = self._conditions(module, has_gradients=False, moving=moving)
+        return CachedRuns.prepare(module, reader.batch, plan, conditions)
 
     def _check_worth(self) -> None:
         if self._spec.feature_cache.mode == "off":
             raise NoCacheError("it is turned off")
         if self._spec.epochs < 2:
             raise NoCacheError("there is only one epoch")
+        if self._core.writes_itself:
+            raise NoCacheError("the model keeps state or writes to its own tensors")
 
     def _plan(self, count: int, *, is_shuffled: bool, drop_last: bool) -> CachePlan:
         budget = self._spec.feature_cache

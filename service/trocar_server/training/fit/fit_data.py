@@ -72,6 +72,11 @@ class Core(Protocol):
         ...
 
     @property
+    def writes_itself(self) -> bool:
+        """Whether passes write to the model's own tensors or keep state in it."""
+        ...
+
+    @property
     def evaluated(self) -> nn.Module:
         """The tree that `evaluate` runs, in eval mode; with moving averages in place of weights, if any."""
         ...

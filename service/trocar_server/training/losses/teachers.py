@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
 from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel, make_replica, stages_for
+from trocar_server.models import HostedModel, stages_for
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.losses.loss_function import main_output
@@ -31,7 +32,7 @@ class Teacher:
 
     def __init__(self, hosted: HostedModel, specs: Sequence[TeacherSpec]) -> None:
         self._hosted = hosted
-        self._module = make_replica(hosted.module)
+        self._replica = Replica(hosted.pristine)
         self._specs = specs
         selectors = list(dict.fromkeys(spec.selector for spec in specs if spec.selector))
         self._loss_taps = LossTaps(selectors, lambda: _recording(hosted))
@@ -43,10 +44,14 @@ class Teacher:
         Raises:
             ServiceError: `INPUT_REJECTED`, the teacher cannot take the inputs; `CANCELLED` and others.
         """
+        with domain_errors(self._hosted), torch.no_grad():
+            return self._replica.run(lambda module: self._values(module, batch, guard))
+
+    def _values(self, module: nn.Module, batch: Batch, guard: PassGuard) -> dict[TeacherSpec, Tensor]:
         output = None
-        collecting = self._loss_taps.collecting(self._module, ends_pass=not self._needs_output)
-        with domain_errors(self._hosted), torch.no_grad(), guard.watching(self._module), collecting as values:
-            output = self._module(*batch.args, **batch.kwargs)
+        collecting = self._loss_taps.collecting(module, ends_pass=not self._needs_output)
+        with guard.watching(module), collecting as values:
+            output = module(*batch.args, **batch.kwargs)
         return {
             spec: values[spec.selector] if spec.selector else main_output(output).detach()
             for spec in self._specs

@@ -1,14 +1,16 @@
 """Module trees of a trainer: the trained one, and the hosted view over its memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
 from torch import Tensor, nn
 
-from trocar_server.models import HostedModel, make_hosted_copy, make_training_copy, stages_for
+from trocar_server.engine.host.repeatable import written_by
+from trocar_server.models import HostedModel, Pristine, make_hosted_copy, make_training_copy, stages_for
 from trocar_server.models.hosted import count_bytes
 from trocar_server.surgery import Recording
+from trocar_server.surgery.recording.recording import all_tensors
 from trocar_server.training.model.head import replace_head
 from trocar_server.training.model.lora import add_lora, lora_names
 from trocar_server.training.model.modes import set_modes
@@ -18,10 +20,12 @@ from trocar_server.training.spec.trainer_spec import TrainerSpec
 
 def make_tree(
     base: HostedModel, spec: TrainerSpec, record: Callable[[], Recording]
-) -> tuple[nn.Module, tuple[str, ...], str]:
-    """Return the tree, the names of its trained parameters in order, and the path of its new head.
+) -> tuple[nn.Module, tuple[str, ...], str, frozenset[str]]:
+    """Return the tree, the names of its trained parameters in order, the path of its new head, and `written`.
 
-    Trained parameters and all buffers are copies, frozen parameters share the base's memory. Embeddings with
+    These are the names of the parameters and buffers that its passes write to, in train or in eval mode.
+    Trained parameters, all buffers and what passes write to are copies; the other frozen parameters share the
+    base's memory. Embeddings with
     sparse gradients get dense ones. The base is not changed.
 
     Args:
@@ -33,6 +37,8 @@ def make_tree(
         ServiceError: `TRAINER_INVALID`, `UNKNOWN_PARAMETER`, `UNKNOWN_MODULE` or `INVALID_SELECTOR`.
     """
     tree, head = make_hosted_copy(base.module), None
+    known = all_tensors(tree)
+    written = {id(known[name]) for name in base.pristine.written}
     if spec.head is not None:
         head = replace_head(tree, spec.head, spec.seed, record())
     if spec.adapter is not None:
@@ -45,7 +51,12 @@ def make_tree(
     for part in module.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False  # most optimizers, averages over workers and checkpoints need dense gradients
-    return module, trained, head or ""
+    names = {name for name, tensor in all_tensors(tree).items() if id(tensor) in written}
+    names |= written_by(module, base)
+    own = dict(module.named_parameters(remove_duplicate=False))
+    for name in names & own.keys() - set(trained):
+        own[name].data = own[name].detach().clone()
+    return module, trained, head or "", frozenset(names)
 
 
 def trained_names(
@@ -67,7 +78,11 @@ def trained_names(
 
 
 def hosted_view(
-    base: HostedModel, module: nn.Module, spec: TrainerSpec, averages: Mapping[str, Tensor] | None
+    base: HostedModel,
+    module: nn.Module,
+    spec: TrainerSpec,
+    averages: Mapping[str, Tensor] | None,
+    written: Iterable[str] = (),
 ) -> HostedModel:
     """Return a model in eval mode that shares a trainer's memory, so that it follows its steps.
 
@@ -76,10 +91,14 @@ def hosted_view(
         module: The trainer's module tree.
         spec: The trainer's spec. A new head has no class names, so they are `class 0` and so on.
         averages: Moving averages by parameter, used in place of the weights.
+        written: Names of the parameters and buffers that passes write to.
     """
     shown = make_hosted_copy(module)
-    for part in shown.modules():
-        part.training = False  # not `eval()`: some modules change their weights in it
+    modes = {path: part.training for path, part in base.module.named_modules()}
+    for path, part in shown.named_modules():
+        # As in the base, whose author may keep some in train mode. Not `eval()`: some modules change their
+        # weights in it.
+        part.training = modes.get(path, False)
     for name, parameter in shown.named_parameters():
         if averages is not None and name in averages:
             parameter.data = averages[name]
@@ -92,4 +111,7 @@ def hosted_view(
         categories=categories,
         parameter_count=sum(parameter.numel() for parameter in shown.parameters()),
         byte_count=count_bytes(chain(shown.parameters(), shown.buffers())),
+        known_pristine=Pristine(
+            shown, written, is_stateful=base.pristine.is_stateful, copies_parameters=averages is None
+        ),
     )

@@ -16,19 +16,20 @@ The in-backward optimizer cannot have copies: an error in the middle of its pass
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
+from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError, first_line
-from trocar_server.models import HostedModel, make_replica, stages_for
+from trocar_server.models import HostedModel, stages_for
 from trocar_server.surgery import PassGuard, clear_caches, needs_autograd
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription, describe
@@ -60,9 +61,11 @@ from trocar_server.training.step.update_rules import (
     WithClosure,
     finite_norm,
 )
+from trocar_server.training.step.written_weights import WrittenWeights
 
 _Result = TypeVar("_Result")
 
+_NOTHING_WRITTEN = nullcontext()
 _COUNTS = ("step_count", "update_count", "skipped_count", "accumulated_count")
 
 
@@ -85,7 +88,6 @@ class TrainerCore:
         trainable: Names of the trained parameters, in the order of `named_parameters`.
         hosted: The model over the trainer's memory, in eval mode; with moving averages in place of
             weights, if any. It follows the steps automatically.
-        evaluated: The tree that `evaluate` runs, over the same memory as `hosted`.
         schedule: Learning rate schedule; the caller notifies it of epochs and evaluations.
         step_count: Batches processed, skipped ones included.
         update_count: Weight updates.
@@ -103,7 +105,7 @@ class TrainerCore:
         self.step_count = self.update_count = self.skipped_count = self.accumulated_count = 0
         self._broken = ""
         self._is_closed = False
-        self.module, self.trainable, self.head_path = make_tree(
+        self.module, self.trainable, self.head_path, written = make_tree(
             base, spec, cache(lambda: record_example(base)[1])
         )
         parameters = dict(self.module.named_parameters())
@@ -112,8 +114,10 @@ class TrainerCore:
         self._updater = Updater(spec, self._trained, self.module, stages)
         self.schedule = self._updater.schedule
         averages = self._updater.averages
-        self.hosted = hosted_view(base, self.module, spec, averages.tensors if averages else None)
-        self.evaluated = make_replica(self.hosted.module)
+        self.hosted = hosted_view(base, self.module, spec, averages.tensors if averages else None, written)
+        is_written = any(name in written for name, _ in self.module.named_parameters())
+        self._written = WrittenWeights(self.module, written, self._trained) if is_written else None
+        self._evaluating = Replica(self.hosted.pristine)
         self._buffers = BufferBackup(self.module)
         self._gradients = GradientAccumulator(list(self._trained.values()))
         self._norm: Tensor | None = None
@@ -190,7 +194,7 @@ class TrainerCore:
             self._random.in_place(is_kept=False),
         ):
             guard.check()
-            scores, output = self._pass.evaluate(self.evaluated, here, guard)
+            scores, output = self._evaluating.run(lambda module: self._pass.evaluate(module, here, guard))
         return EvalResult(scores.loss, scores.terms, output, batch.size, time.perf_counter() - started)
 
     def gradients(self) -> dict[str, Tensor]:
@@ -257,6 +261,16 @@ class TrainerCore:
         averages = self._updater.averages
         tensors = [*averages.tensors.values(), *averages.masters.values()] if averages else ()
         return describe(self.module, self._trained, tensors, self._updater.optimizer.state.values())
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The tree that `evaluate` runs, over the same memory as `hosted`."""
+        return self._evaluating.module
+
+    @property
+    def writes_itself(self) -> bool:
+        """Whether passes write to the model's own tensors or keep state in it."""
+        return self.hosted.pristine.is_renewed
 
     @property
     def is_broken(self) -> bool:
@@ -420,7 +434,8 @@ class TrainerCore:
         self._buffers.save()
         self._update_rule.begin()
         try:
-            with step_errors(self.hosted), self._determinism(), self._random.in_place():
+            undoing = _NOTHING_WRITTEN if self._written is None else self._written.put_back()
+            with step_errors(self.hosted), self._determinism(), self._random.in_place(), undoing:
                 guard.check()
                 return run(batch.to(self.hosted.device), guard)
         except BaseException as error:

@@ -11,7 +11,7 @@ from trocar_server.engine.compiled.backends.torch_runner import TorchRunner
 from trocar_server.engine.compiled.variant_trial import NOT_FINITE, NOT_WITHIN, problem_of
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.schedule.lease import Replica
-from trocar_server.models import make_replica
+from trocar_server.models import Pristine, make_replica
 
 BATCHES = {
     "random": torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
@@ -74,7 +74,7 @@ class AboveTheMean(nn.Module):
 
 def problem(model: nn.Module, wanted: Recipe, batch: torch.Tensor, numerics: Numerics) -> str:
     runner = TorchRunner(make_replica(model), wanted, [], numerics)
-    return problem_of(runner, wanted, lambda: [batch.clone()], Replica(make_replica(model)), 0.0)
+    return problem_of(runner, wanted, lambda: [batch.clone()], Replica(Pristine(model)), 0.0)
 
 
 @pytest.mark.parametrize("numerics", [Numerics.FAST, Numerics.BF16])

@@ -20,8 +20,9 @@ from trocar_server.engine.request.plan import TapRequest
 from trocar_server.engine.resolve.planner import resolve_taps
 from trocar_server.engine.resolve.tap_outputs import TapTarget
 from trocar_server.engine.run.forward_pass import FeatureMap, PassResult, domain_errors, run_pass
-from trocar_server.engine.schedule.lease import Replica
+from trocar_server.engine.schedule.lease import Replica, StateWrittenError
 from trocar_server.errors import ServiceError
+from trocar_server.models import Pristine
 from trocar_server.surgery import (
     PassAborted,
     PassGuard,
@@ -36,7 +37,7 @@ PLAIN = recorded(Plain, (2, 3, 8, 8))
 
 
 def replica_of(kind: type[nn.Module]) -> Replica:
-    return Replica(rebuilt(kind))
+    return Replica(Pristine(rebuilt(kind)))
 
 
 def targets(recording: Recording, *taps: TapRequest) -> tuple[TapTarget, ...]:
@@ -68,7 +69,7 @@ def test_a_reply_of_weights_that_change_is_not_changed_with_them() -> None:
     made = deployment(Plain, (3, 8, 8))
     recording = made.record(made.example_signature, PassGuard(), frozenset(["fn"]))
     wanted = targets(recording, tap("fn:linear@0/in[1]"), tap("fc/param(weight)"))
-    found = run(Replica(made.hosted.module, is_live=True), wanted, IMAGES[:1]).feature_maps
+    found = run(Replica(made.hosted.pristine, is_live=True), wanted, IMAGES[:1]).feature_maps
     weight = made.hosted.module.get_parameter("fc.weight")
     before = weight.clone()
     with torch.inference_mode():
@@ -110,6 +111,8 @@ def test_a_value_that_the_model_keeps_and_changes_is_not_shared_with_it() -> Non
     """The next pass would change a reply that is still on its way out."""
     replica, inputs = replica_of(KeepsState), torch.ones(1, 4)
     wanted = targets(recorded(KeepsState, (1, 4)), tap("/out"))
+    with pytest.raises(StateWrittenError):  # the first pass that shows it: its value would be put back, too
+        run(replica, wanted, inputs)
     (first,) = run(replica, wanted, inputs).feature_maps
     before = tensor_of(first).clone()
     run(replica, wanted, inputs)

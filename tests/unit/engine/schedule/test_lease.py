@@ -14,11 +14,11 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.priority import Priority
 from trocar_server.engine.schedule.lease import Replica, ReplicaPool
 from trocar_server.errors import ServiceError
-from trocar_server.models import set_flow
+from trocar_server.models import Pristine, set_flow
 
 
 def pool(replica_count: int = 1, max_queue: int = 64) -> ReplicaPool:
-    return ReplicaPool([Replica(nn.Identity()) for _ in range(replica_count)], max_queue)
+    return ReplicaPool([Replica(Pristine(nn.Identity())) for _ in range(replica_count)], max_queue)
 
 
 async def turns(count: int = 10) -> None:

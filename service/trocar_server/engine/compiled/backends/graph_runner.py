@@ -11,6 +11,8 @@ from trocar_server.engine.compiled.backends.graphs import GraphApi, Values
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.run.forward_pass import is_out_of_memory
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.models import Pristine
 from trocar_server.surgery import Collector, operate
 from trocar_server.tensors.bits import same_bits
 
@@ -48,15 +50,16 @@ class PlainPass:
 
     def __init__(self, tree: nn.Module, recipe: Recipe, numerics: Numerics) -> None:
         self.numerics = numerics
-        self._tree = tree
+        self._replica = Replica(Pristine(tree))
         self._recipe = recipe
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Values:
         """See `Pass`."""
         recipe, collector = self._recipe, Collector()
         inputs, surgery = recipe.bound(arguments)
-        with torch.inference_mode(), operate(self._tree, surgery, recipe.targets, collector):
-            self._tree(*inputs)
+        passing = self._replica.passing()
+        with passing as tree, torch.inference_mode(), operate(tree, surgery, recipe.targets, collector):
+            tree(*inputs)
         if missing := recipe.edited - collector.edited:
             raise CannotRecordError(f"the pass ended before the edit of '{min(missing)}'")
         return {name: collector.values[name] for name in recipe.names}

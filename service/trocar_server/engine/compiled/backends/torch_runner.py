@@ -8,6 +8,8 @@ from torch import nn
 from trocar_server.engine.compiled.backends.folding import Pair, fold, without_taps_between
 from trocar_server.engine.compiled.backends.recipe import Recipe
 from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.models import Pristine
 from trocar_server.surgery import Collector, TapSession
 
 
@@ -30,7 +32,7 @@ class TorchRunner:
         dtype = torch.bfloat16 if numerics is Numerics.BF16 else None
         self._own_dtype = _float_dtype(tree, recipe)
         # `to` on the tree would write into parameters that other trees share.
-        self._tree = _converted(tree, dtype)
+        self._replica = Replica(Pristine(_converted(tree, dtype)))
         self._dtype = dtype
 
     def run(
@@ -39,8 +41,9 @@ class TorchRunner:
         """Run one pass; the values are the caller's own."""
         given = [self._taken(argument) for argument in arguments]
         collector = Collector()
-        with torch.inference_mode(), TapSession(self._tree, self._recipe.targets, collector):
-            self._tree(*given)
+        passing = self._replica.passing()
+        with passing as tree, torch.inference_mode(), TapSession(tree, self._recipe.targets, collector):
+            tree(*given)
         return {name: self._returned(collector.values[name]) for name in self._recipe.names}
 
     def _taken(self, argument: torch.Tensor) -> torch.Tensor:

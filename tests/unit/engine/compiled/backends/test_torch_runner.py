@@ -84,5 +84,5 @@ def test_the_model_itself_stays_as_it_was() -> None:
 def test_a_pass_ends_where_the_last_value_is() -> None:
     model = folding()
     runner = TorchRunner(make_replica(model), recipe(out("relu", 0)), [], Numerics.FAST)
-    runner._tree.fc.weight = None  # type: ignore[union-attr]  # a pass that goes on fails here
+    runner._replica.module.fc.weight = None  # type: ignore[union-attr]  # a pass that goes on fails here
     assert runner.run([batch()]).keys() == {"relu@0"}
