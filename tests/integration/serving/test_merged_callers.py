@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tests.support.servers.serving import custom, rebuilt
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.open_inference import arrays_of, infer, request_of
 from tests.support.wire.wire import raw_channel
+from trocar_server.rpc.call.forwarded import CERTIFICATE, KEY, PEER, GatewayAccess
 
 ENGINE = {"compile_after": 1, "min_gain": 0.0, "kept_variants_bytes": 0, "openvino": False}
 COMPILED = ("none", "cumsum", "first", "lstm")
@@ -242,3 +243,66 @@ def test_the_open_inference_protocol_merges_by_the_same_rule(server: RunningServ
     assert is_close(
         np.concatenate([found[2][0], found[3][0]]), expected("cumsum", np.concatenate([bert[1], bert[2]]))
     )
+
+
+def test_calls_of_a_gateway_are_merged_as_those_of_its_callers() -> None:
+    """All of them come over one connection, from one peer."""
+    access = GatewayAccess(key="of the cluster")
+    models = {"cumsum": hosted("cumsum", "caller")}
+    with running_server(models=models, device="cpu", engine=ENGINE, gateway=access) as server:
+        build_here(server)
+        ready(server, "cumsum", is_compiled=True)
+        with raw_channel(server.address) as channel:
+
+            def forwarded(token: str | None) -> Ask:
+                metadata: list[tuple[str, str | bytes]] = [(KEY, access.key), (PEER, "ipv4:10.0.0.7:5")]
+                metadata += [(CERTIFICATE, b"{}")]
+                metadata += [("authorization", f"Bearer {token}")] if token else []
+
+                def ask(rows: Array) -> tuple[Array, int]:
+                    request = request_of("cumsum", {"x": rows}, ["linear"])
+                    request.parameters["numerics"].string_param = "fast"
+                    return arrays_of(infer(channel, request, metadata=metadata))["linear"], 0
+
+                return ask
+
+            callers = (None, ANNA, BERT, None, ANNA, None)
+            given = [noise(1 + i % 3, WIDTH, seed=i) for i in range(6)]
+            found = at_once(server, [forwarded(caller) for caller in callers], given)
+    for index in (0, 2, 3, 5):
+        assert is_close(found[index][0], expected("cumsum", given[index]))
+    own = np.concatenate([found[1][0], found[4][0]])
+    assert is_close(own, expected("cumsum", np.concatenate([given[1], given[4]])))
+
+
+def test_prepared_calls_are_merged_by_the_same_rule(tmp_path_factory: pytest.TempPathFactory) -> None:
+    host = f"unix:{tmp_path_factory.mktemp('s')}/s"
+    models = {"cumsum": hosted("cumsum", "caller")}
+    with running_server(models=models, device="cpu", engine=ENGINE, host=host) as server:
+        build_here(server)
+        address = server.app.rpc.address
+        with trocar.connect(address, token=ANNA) as anna, trocar.connect(address, token=BERT) as bert:
+            rows = noise(2, WIDTH)
+            for _ in range(7):
+                anna.extract("cumsum", rows, "linear", numerics="fast")
+                server.run(server.engine.compiled.settled)
+            for variant in server.engine.compiled.variants():
+                variant.queue._most_rows = lambda: 64
+            given = [noise(2, WIDTH, seed=seed) for seed in range(5)]
+            with ExitStack() as stack:
+
+                def prepared(client: trocar.Client) -> Ask:
+                    made = stack.enter_context(client.prepare("cumsum", rows, "linear", numerics="fast"))
+
+                    def ask(batch: Array) -> tuple[Array, int]:
+                        found = made(batch)
+                        return found["linear"].copy(), found.execution.row_count
+
+                    return ask
+
+                asks = [prepared(client) for client in (bert, anna, bert, anna, bert)]
+                found = at_once(server, asks, given)
+    assert [count for _, count in found] == [2, 4, 4, 4, 4]
+    for first, second in ((1, 3), (2, 4)):
+        own = np.concatenate([found[first][0], found[second][0]])
+        assert is_close(own, expected("cumsum", np.concatenate([given[first], given[second]])))
