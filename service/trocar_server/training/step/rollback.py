@@ -6,8 +6,9 @@ and gradients. The caller gets a domain error.
 """
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 
 import torch
@@ -98,6 +99,11 @@ def check_replacement(name: str, tensor: Tensor, found: Tensor | None) -> Tensor
     return found
 
 
+_CPU_GENERATOR = threading.RLock()
+"""Held while a stream of the CPU is in place: torch has one such generator for all threads of a process,
+which may have several servers, each with a thread of its own."""
+
+
 class RandomStream:
     """A trainer's own state of torch's generators, advanced by its steps.
 
@@ -123,14 +129,15 @@ class RandomStream:
     @contextmanager
     def in_place(self, *, is_kept: bool = True) -> Iterator[None]:
         """Let torch draw from the stream; it advances unless the context fails or `is_kept` is False."""
-        before = self._states()
-        self._put(self._cpu, self._gpu)
-        try:
-            yield
-            if is_kept:
-                self._cpu, self._gpu = self._states()
-        finally:
-            self._put(*before)
+        with _CPU_GENERATOR if self._device is None else nullcontext():
+            before = self._states()
+            self._put(self._cpu, self._gpu)
+            try:
+                yield
+                if is_kept:
+                    self._cpu, self._gpu = self._states()
+            finally:
+                self._put(*before)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state as bytes, by kind of generator: `cpu` and `cuda`."""

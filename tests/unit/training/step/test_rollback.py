@@ -1,10 +1,14 @@
 """A stream of random numbers of one's own, and the copies of buffers."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 from trocar_server.errors import ServiceError
+from trocar_server.training.step import rollback
 from trocar_server.training.step.rollback import BufferBackup, RandomStream
 
 
@@ -49,6 +53,31 @@ def test_it_goes_on_from_its_state() -> None:
         expected = torch.randn(5)
     with other.in_place():
         assert torch.equal(torch.randn(5), expected)
+
+
+def test_streams_of_two_threads_take_turns() -> None:
+    """Two servers of a process have a thread each, and torch one generator for both."""
+    order: list[str] = []
+    is_in, tries = threading.Event(), threading.Event()
+
+    def other() -> None:
+        is_in.wait()
+        with ThreadPoolExecutor(1) as third:  # whether it would have to wait is known before it does
+            order.append(
+                "free" if third.submit(rollback._CPU_GENERATOR.acquire, blocking=False).result() else "held"
+            )
+        tries.set()
+        with RandomStream(6, torch.device("cpu")).in_place():
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with RandomStream(5, torch.device("cpu")).in_place():
+        is_in.set()
+        tries.wait()
+        order.append("first")
+    thread.join()
+    assert order == ["held", "first", "other"]
 
 
 def _draw_and_fail() -> None:
