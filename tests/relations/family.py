@@ -43,6 +43,9 @@ class Family:
     """Whether the configuration must name its arguments."""
     is_random: bool = False
     """Whether two equal passes may differ, by torch's random numbers: only `length` asks it."""
+    is_fused: bool = False
+    """Whether torch computes blocks in one kernel unless a module within is hooked, as encoder layers:
+    the last bits then depend on what else is tapped."""
     grows: bool = False
     """Whether images may have another height."""
     vocabulary: int = 30

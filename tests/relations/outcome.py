@@ -100,12 +100,14 @@ def refused_alike(
     return True
 
 
-def compare_bits(comparison: Comparison, mine: Parts, theirs: Parts) -> None:
-    """Compare two replies bit for bit."""
+def compare_bits(
+    comparison: Comparison, mine: Parts, theirs: Parts, same: Callable[[Any, Any], bool] = same_bits
+) -> None:
+    """Compare two replies, by default bit for bit."""
     if mine.keys() != theirs.keys():
         comparison.refuse(f"parts {sorted(mine.keys() ^ theirs.keys())} are in one reply only")
     for part in mine.keys() & theirs.keys():
-        comparison.note(part, mine[part], theirs[part], same_bits)
+        comparison.note(part, mine[part], theirs[part], same)
 
 
 def named(request: Request, reply: Any) -> dict[str, Wanted]:

@@ -1,9 +1,9 @@
 """Random requests on many families: whatever is asked in two ways has one answer.
 
-    TROCAR_RELATIONS=20 TROCAR_RELATIONS_SEED=7 pytest tests/relations -s
+    TROCAR_RELATIONS=6 TROCAR_RELATIONS_SEED=7 pytest tests/relations -s
 
-draws 20 cases for each family and relation; without it a small share of the families, with a seed that stays.
-A failure names its case: `replay("order", "bert", 7, 3)` of a shell does it again.
+draws 6 cases for each family and relation, the full size; without it, a small share of the families with a
+seed that stays. A failure names its case: `replay("order", "bert", 7, 3)` of a shell does it again.
 """
 
 import os
