@@ -8,7 +8,7 @@ import numpy as np
 
 import trocar
 from tests.relations.families import FAMILIES
-from tests.relations.family import Inputs
+from tests.relations.family import Array
 from tests.relations.layouts import places
 from tests.relations.outcome import Outcome
 from tests.relations.replies import close, parts
@@ -16,7 +16,7 @@ from tests.support.servers.running_server import RunningServer
 
 COMPILED = ("tagger", "volume", "convnext", "unet", "last-state", "tuple")
 """Families of floats, which may hold any number."""
-ENGINE: Mapping[str, Any] = {"compile_after": 1, "min_gain": 0.0}
+ENGINE: Mapping[str, Any] = {"compile_after": 1, "min_gain": 0.0, "kept_variants_bytes": 0}
 SPECIAL = {
     "usual": (),
     "nan": (np.nan,),
@@ -31,12 +31,12 @@ def compiled(
     server: RunningServer, client: trocar.Client, name: str, special: str, chance: Random
 ) -> Outcome:
     """Compare `numerics="fast"`, asked until it is compiled, with an exact pass."""
-    family, outcome = FAMILIES[name], Outcome("compiled", name)
+    outcome = Outcome("compiled", name)
     known = [place for place in places(name) if place.is_float]
     taps = [trocar.tap(place.selector) for place in chance.sample(known, min(2, len(known)))]
-    inputs = _with(family.inputs(np.random.default_rng(chance.randrange(10**6))), SPECIAL[special], chance)
-    usual = family.inputs(np.random.default_rng(0))
-    for _ in range(4):
+    inputs = _with(one_input(name, chance.randrange(10**6)), SPECIAL[special], chance)
+    usual = one_input(name, 0)
+    for _ in range(7):
         client.extract(name, usual, taps, numerics="fast")
         server.run(server.engine.compiled.settled)
     exact = parts(client.extract(name, inputs, taps, numerics="exact"))
@@ -46,8 +46,13 @@ def compiled(
     return outcome
 
 
-def _with(inputs: Inputs, numbers: tuple[float, ...], chance: Random) -> Inputs:
-    for value in inputs.values():
-        for number in numbers:
-            value.reshape(-1)[chance.randrange(value.size)] = number
-    return inputs
+def one_input(name: str, seed: int) -> Array:
+    """Return the one argument of a family, to be sent by position: by name no pass is compiled (issue 40)."""
+    (value,) = FAMILIES[name].inputs(np.random.default_rng(seed)).values()
+    return value
+
+
+def _with(value: Array, numbers: tuple[float, ...], chance: Random) -> Array:
+    for number in numbers:
+        value.reshape(-1)[chance.randrange(value.size)] = number
+    return value
