@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from tests.support.orders.seeded_loop import Watch, watching
+from trocar_api.repeats import REPEATED_KEY
 from trocar_api.versions import VERSION_KEY
 from trocar_server import __version__
 
@@ -40,17 +41,28 @@ class Answer:
     reason: str = ""
     message: str = ""
     replies: list[bytes] = field(default_factory=list)
+    trailing: tuple[tuple[str, str | bytes], ...] = ()
 
     @property
     def is_ok(self) -> bool:
         return self.code == "OK"
 
 
+Metadata = tuple[tuple[str, str], ...]
+OWN_METADATA: Metadata = ((VERSION_KEY, __version__),)
+
+
+async def _one_by_one(messages: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for message in messages:
+        await asyncio.sleep(0)
+        yield message
+
+
 class Context:
     """gRPC's context of a call, as far as the server uses it."""
 
-    def __init__(self, call: Call, metadata: Sequence[tuple[str, str]]) -> None:
-        self._call, self._metadata = call, tuple(metadata)
+    def __init__(self, call: Call, metadata: Metadata) -> None:
+        self._call, self._metadata = call, metadata
         self._code: Any = None
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -65,6 +77,12 @@ class Context:
     def code(self) -> Any:
         return self._code
 
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self._call.answer.trailing = tuple(metadata)
+
     def set_compression(self, _kind: Any) -> None:
         """Send as before."""
 
@@ -73,21 +91,24 @@ class Context:
         if self._call.is_gone:
             raise Gone
         self._call.answer.replies.append(message)
+        self._call.has_reply.set()
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         await asyncio.sleep(0)
         if self._call.is_gone:
             raise Gone
         self._code = code
-        self._call.answer.code, self._call.answer.message = code.name, details
+        answer = self._call.answer
+        answer.code, answer.message, answer.trailing = code.name, details, tuple(trailing_metadata)
         raise grpc.aio.AbortError("Locally aborted.")
 
 
 class Call:
     """A call under way."""
 
-    def __init__(self, work: Any, messages: Iterable[bytes], metadata: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, work: Any, messages: AsyncIterator[bytes], metadata: Metadata) -> None:
         self.answer = Answer("")
+        self.has_reply = asyncio.Event()
         self.is_gone = False
         self._messages = messages
         self.context = Context(self, metadata)
@@ -127,8 +148,7 @@ class Call:
             self.answer.code = self.answer.code or "GONE"
 
     async def _arriving(self) -> AsyncIterator[bytes]:
-        for message in self._messages:
-            await asyncio.sleep(0)
+        async for message in self._messages:
             if self.is_gone:  # gRPC ends the stream before it cancels the handler
                 return
             yield message
@@ -175,17 +195,22 @@ class Door:
         self, method: str, *messages: Message | bytes, watch: Watch | None = None, is_repeated: bool = False
     ) -> Call:
         """Begin a call of a method, `TrainerService/Train` or a whole path, under a watch."""
-        metadata = [(VERSION_KEY, __version__)]
-        metadata += [("grpc-previous-rpc-attempts", "1")] if is_repeated else []
-        path = method if method.startswith("/") else PREFIX + method
-        details = Details(path, tuple(metadata))
+        metadata = OWN_METADATA + ((REPEATED_KEY, "1"),) * is_repeated
         encoded = [one if isinstance(one, bytes) else one.SerializeToString() for one in messages]
+        path = method if method.startswith("/") else PREFIX + method
+        with watching(watch):
+            return self.open(path, _one_by_one(encoded), metadata)
+
+    def open(self, path: str, messages: AsyncIterator[bytes], metadata: Metadata) -> Call:
+        """Begin a call whose messages are still to come."""
+        details = Details(path, metadata)
 
         async def handler() -> Any:
-            return await self._interceptor.intercept_service(self._handler, details)  # type: ignore[union-attr]
+            if self._interceptor is None:
+                return await self._handler(details)
+            return await self._interceptor.intercept_service(self._handler, details)
 
-        with watching(watch):
-            call = Call(handler, encoded, metadata)
+        call = Call(handler, messages, metadata)
         self.calls.add(call)
         call.task.add_done_callback(lambda _: self.calls.discard(call))
         return call

@@ -13,6 +13,7 @@ from trocar_server.app import app
 from trocar_server.config import ServerConfig
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.transfer import using
+from trocar_server.rpc.call.forwarded import GatewayAccess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,12 +72,15 @@ async def stepped_server(
     folder: Path, *, owners: Any = None, **settings: Any
 ) -> AsyncIterator[SteppedServer]:
     """Start a server within the running loop; stop it when the context ends."""
-    reread = settings.pop("reread", None)
+    reread, key = settings.pop("reread", None), settings.pop("gateway_key", "")
     config = ServerConfig(port=0, grace_s=1.0, device="cpu", data_dir=folder, **settings)
     with pytest.MonkeyPatch.context() as patch, doorway() as doors:
         patch.setattr(app, "DeviceThread", SteppedDevice)
         running = await app.start(
-            config, owners=owners, reread=None if reread is None else lambda: reread(folder)
+            config,
+            owners=owners,
+            reread=None if reread is None else lambda: reread(folder),
+            gateway=GatewayAccess(key=key),
         )
     server = SteppedServer(running, doors[0])
     try:
