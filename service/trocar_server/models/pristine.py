@@ -71,6 +71,7 @@ class Pristine:
         refusal: Why the model must not be used any more; empty if it may.
         tensors: The watched tensors.
         is_fixed: Whether nothing but an unforeseen write changes them between passes.
+        is_foreseen: Whether recorded passes show all writes to parameters; no where the model reads its data.
         versions: Their versions between passes; empty before the first pass.
         addresses: Their addresses, likewise.
     """
@@ -94,8 +95,10 @@ class Pristine:
         self._copies: dict[str, Tensor] = {}
         self._copied_at: dict[str, int] = {}
         self._copies_parameters = copies_parameters
+        self._is_shared = False
         self._may_copy = self._chosen(_SMALL_BYTES)
         self.is_fixed = False
+        self.is_foreseen = True
         self.versions: list[int] = []
         self.addresses: list[int] = []
 
@@ -124,8 +127,18 @@ class Pristine:
 
     def keep_parameters(self) -> None:
         """Keep copies of more parameters: the model reads its data, so that its writes cannot be foreseen."""
+        self.is_foreseen = False
         self._may_copy = self._chosen(_MOST_COPIED_BYTES)
         self.versions = []
+
+    def share(self) -> None:
+        """Note that the caller's process uses the same memory, and may train there while passes run.
+
+        What has changed without being foreseen is then the caller's doing, unless it is put back by a copy.
+        """
+        self._is_shared = True
+        if self.is_foreseen:
+            self._may_copy = self._chosen(0)
 
     def refresh(self) -> None:
         """Copy the tensors that have changed between passes, as a trainer's do.
@@ -159,6 +172,8 @@ class Pristine:
         changed = set()
         for each, version, address in zip(self._watched, self.versions, self.addresses, strict=True):
             if each.name not in names:
+                continue
+            if self._is_shared and each.name not in self._copies:
                 continue
             is_moved, is_written = each.tensor.data_ptr() != address, each.tensor._version != version
             if is_moved:

@@ -3,6 +3,7 @@
 The oracle is torch (or transformers) alone, on a module built anew for each call.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,14 @@ from torch import nn
 from torch.nn import functional
 
 import trocar
-from tests.support.models.writing_models import STATEFUL, WRITING, AddsRarely, HalvesRarely, tensor_bits
+from tests.support.models.writing_models import (
+    STATEFUL,
+    WRITING,
+    AddsRarely,
+    HalvesRarely,
+    NormsOfTheBatch,
+    tensor_bits,
+)
 from tests.support.oracles.oracle import Array, noise
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom, rebuilt
@@ -153,14 +161,36 @@ def test_a_pass_that_fails_leaves_nothing(client: trocar.Client, name: str) -> N
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_trainer_changes_nothing_of_its_base(client: trocar.Client, name: str) -> None:
-    rows = ROWS[0]
+def test_a_trainer_changes_nothing_of_its_base(
+    server: RunningServer, client: trocar.Client, name: str
+) -> None:
+    before = tensor_bits(server.engine.deployments[name].hosted.module)
     with client.train(name, trainable=["layer.bias"], optimizer=trocar.sgd(lr=0.1)) as trainer:
-        for _ in range(3):
+        for rows in (ROWS[0], ROWS[1], ROWS[0]):
             trainer.step(rows, [0, 1, 2])
+            assert tensor_bits(server.engine.deployments[name].hosted.module) == before
             trainer.evaluate(rows, [0, 1, 2])
             client.extract(trainer.trainer_id, rows, ["/out"])
             np.testing.assert_allclose(_extracted(client, name, rows), alone(KINDS[name], rows), atol=2e-5)
+
+
+def test_a_norm_that_its_author_keeps_in_train_mode_stays_there(client: trocar.Client) -> None:
+    rows, labels = ROWS[0], [0, 1, 2]
+    trained = rebuilt(NormsOfTheBatch).requires_grad_(False)
+    bias = trained.layer.bias.requires_grad_()
+    optimizer = torch.optim.SGD([bias], lr=0.1)
+    name = NormsOfTheBatch.__name__.lower()
+    with client.train(name, trainable=["layer.bias"], optimizer=trocar.sgd(lr=0.1)) as trainer:
+        for _ in range(3):
+            loss = functional.cross_entropy(trained(torch.from_numpy(rows)), torch.tensor(labels))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            assert trainer.step(rows, labels).loss == pytest.approx(loss.item(), rel=1e-5)
+        for _ in range(2):  # the statistics of the trainer's steps are its own, but not those of its calls
+            with torch.no_grad():
+                expected = copy.deepcopy(trained)(torch.from_numpy(rows)).numpy()
+            np.testing.assert_allclose(_extracted(client, trainer.trainer_id, rows), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("trainable", ["model.head", "model.rwkv.blocks.1.attention.output"])

@@ -401,6 +401,8 @@ def make_deployment(
         ServiceError: `MODEL_INVALID` when the model cannot run on its example input, or a configured
             stage or warm variant is no value of that pass.
     """
+    if hosted.spec.factory is not None:
+        hosted.pristine.share()
     replicas = [Replica(hosted.pristine, is_live) for _ in range(replica_count)]
     recorder, recording = record_example(hosted)
     deployment = Deployment(

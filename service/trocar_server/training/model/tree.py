@@ -37,6 +37,7 @@ def make_tree(
         ServiceError: `TRAINER_INVALID`, `UNKNOWN_PARAMETER`, `UNKNOWN_MODULE` or `INVALID_SELECTOR`.
     """
     tree, head = make_hosted_copy(base.module), None
+    kept = _kept_in_train_mode(base)
     known = all_tensors(tree)
     written = {id(known[name]) for name in base.pristine.written}
     if spec.head is not None:
@@ -48,6 +49,8 @@ def make_tree(
     parameters = dict(tree.named_parameters())
     module = make_training_copy(tree, [parameters[name] for name in trained])
     set_modes(module, trained, spec.train_mode, stages)
+    for path, part in module.named_modules():
+        part.training = part.training or path in kept
     for part in module.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False  # most optimizers, averages over workers and checkpoints need dense gradients
@@ -57,6 +60,11 @@ def make_tree(
     for name in names & own.keys() - set(trained):
         own[name].data = own[name].detach().clone()
     return module, trained, head or "", frozenset(names)
+
+
+def _kept_in_train_mode(base: HostedModel) -> frozenset[str]:
+    """Return the paths of the modules that the model's author keeps in train mode, also in evaluation."""
+    return frozenset(path for path, part in base.module.named_modules() if part.training)
 
 
 def trained_names(
@@ -94,11 +102,9 @@ def hosted_view(
         written: Names of the parameters and buffers that passes write to.
     """
     shown = make_hosted_copy(module)
-    modes = {path: part.training for path, part in base.module.named_modules()}
+    kept = _kept_in_train_mode(base)
     for path, part in shown.named_modules():
-        # As in the base, whose author may keep some in train mode. Not `eval()`: some modules change their
-        # weights in it.
-        part.training = modes.get(path, False)
+        part.training = path in kept  # not `eval()`: some modules change their weights in it
     for name, parameter in shown.named_parameters():
         if averages is not None and name in averages:
             parameter.data = averages[name]

@@ -116,7 +116,9 @@ class TrainerCore:
         averages = self._updater.averages
         self.hosted = hosted_view(base, self.module, spec, averages.tensors if averages else None, written)
         is_written = any(name in written for name, _ in self.module.named_parameters())
-        self._written = WrittenWeights(self.module, written, self._trained) if is_written else None
+        self._written: WrittenWeights | None = None
+        if is_written or not base.pristine.is_foreseen:
+            self._written = WrittenWeights(self.module, written, self._trained, base.pristine)
         self._evaluating = Replica(self.hosted.pristine)
         self._buffers = BufferBackup(self.module)
         self._gradients = GradientAccumulator(list(self._trained.values()))

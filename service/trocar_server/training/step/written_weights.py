@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trocar_server.models import Pristine
+
 _TABLES = frozenset(vars(nn.Module()))
 """Attributes in which torch keeps parameters, buffers, submodules, hooks and the mode."""
 
@@ -16,17 +18,24 @@ class WrittenWeights:
 
     So checkpoints, exports and the trainer's model have the weights that a freshly built model has. A trained
     weight that a pass writes to (an embedding with `max_norm`) stays as it is then, as in plain torch, unless
-    the pass fails.
+    the pass fails. What the pass writes to weights that it shares with the base model, without having been
+    foreseen, is put back there.
 
     Args:
         module: The trainer's module tree; it owns these weights.
         written: Names of the parameters and buffers that its passes write to.
         trained: The trained parameters by name.
+        base: The base model.
     """
 
     def __init__(
-        self, module: nn.Module, written: Collection[str], trained: Mapping[str, nn.Parameter]
+        self,
+        module: nn.Module,
+        written: Collection[str],
+        trained: Mapping[str, nn.Parameter],
+        base: Pristine,
     ) -> None:
+        self._base = base
         of_names = {name: each for name, each in module.named_parameters() if name in written}
         self._parts = list(module.modules())
         self._trained = [each for name, each in of_names.items() if name in trained]
@@ -36,6 +45,7 @@ class WrittenWeights:
     def put_back(self) -> Iterator[None]:
         """Undo what the pass and its backward pass inside the context write."""
         trained, frozen = _copies(self._trained), _copies(self._frozen)
+        self._base.refresh()
         attributes = [(part, _attributes(part)) for part in self._parts] if frozen else []
         try:
             yield
@@ -43,6 +53,7 @@ class WrittenWeights:
             _restore(trained)
             raise
         finally:
+            self._base.put_back()
             _restore(frozen)
             for part, kept in attributes:
                 for name in _attributes(part).keys() - kept.keys():
