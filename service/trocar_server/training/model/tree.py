@@ -23,10 +23,10 @@ def make_tree(
 ) -> tuple[nn.Module, tuple[str, ...], str, frozenset[str]]:
     """Return the tree, the names of its trained parameters in order, the path of its new head, and `written`.
 
-    These are the names of the parameters and buffers that its passes write to, in train or in eval mode.
-    Trained parameters, all buffers and what passes write to are copies; the other frozen parameters share the
-    base's memory. Embeddings with
-    sparse gradients get dense ones. The base is not changed.
+    These are the names of the parameters that its passes write to, and of the buffers that passes of the base
+    write to: statistics of norms that are trained move the trainer's own, as they should. Trained parameters,
+    all buffers and what passes write to are copies; the other frozen parameters share the base's memory.
+    Embeddings with sparse gradients get dense ones. The base is not changed.
 
     Args:
         base: The base model.
@@ -55,8 +55,8 @@ def make_tree(
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False  # most optimizers, averages over workers and checkpoints need dense gradients
     names = {name for name, tensor in all_tensors(tree).items() if id(tensor) in written}
-    names |= written_by(module, base)
     own = dict(module.named_parameters(remove_duplicate=False))
+    names |= written_by(module, base) & own.keys()
     for name in names & own.keys() - set(trained):
         own[name].data = own[name].detach().clone()
     return module, trained, head or "", frozenset(names)
