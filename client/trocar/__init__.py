@@ -22,7 +22,7 @@ from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
 from trocar._analysis.prediction import ClassScore, Prediction, Predictions
 from trocar._attribution.attribution import Attribution
-from trocar._base.server_status import CacheStatus, CallerStatus, QueueStatus, ServerStatus
+from trocar._base.server_status import CacheStatus, CallerStatus, DeviceStatus, QueueStatus, ServerStatus
 from trocar._base.types import (
     DrainState,
     Model,
@@ -137,6 +137,7 @@ from trocar.errors import (
     ObjectiveRejectedError,
     OutputError,
     PassTooLargeError,
+    PassTooLongError,
     PermissionDeniedError,
     QuotaExceededError,
     ReductionRejectedError,
@@ -218,6 +219,7 @@ __all__ = [
     "DeadChannels",
     "DeadRow",
     "DeadlineExceededError",
+    "DeviceStatus",
     "Diff",
     "DiffRow",
     "DrainState",
@@ -285,6 +287,7 @@ __all__ = [
     "OutputError",
     "OutputInfo",
     "PassTooLargeError",
+    "PassTooLongError",
     "Pca",
     "PermissionDeniedError",
     "Prediction",

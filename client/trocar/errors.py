@@ -74,6 +74,7 @@ TrocarError
     RequestTooLargeError
     ReplyTooLargeError
     PassTooLargeError
+    PassTooLongError
     UnimplementedError             the server does not offer it
     PermissionDeniedError          the token is missing, wrong or too narrow
       TokenMissingError
@@ -133,6 +134,7 @@ from trocar._base.request_errors import (
     ObjectiveOutOfRangeError,
     ObjectiveRejectedError,
     PassTooLargeError,
+    PassTooLongError,
     ReductionRejectedError,
     ReplyTooLargeError,
     RequestTooLargeError,
@@ -220,6 +222,7 @@ __all__ = [
     "ObjectiveRejectedError",
     "OutputError",
     "PassTooLargeError",
+    "PassTooLongError",
     "PermissionDeniedError",
     "QuotaExceededError",
     "ReductionRejectedError",

@@ -110,6 +110,9 @@ class ErrorReason(StrEnum):
     PASS_TOO_LARGE = "PASS_TOO_LARGE"
     """The pass would need more memory than the server allows; nothing was computed."""
 
+    PASS_TOO_LONG = "PASS_TOO_LONG"
+    """The pass would take longer than the server or the call's deadline allows; nothing was computed."""
+
     TRAINER_INVALID = "TRAINER_INVALID"
     """A trainer's description does not work; the message lists every problem."""
     TARGET_REJECTED = "TARGET_REJECTED"

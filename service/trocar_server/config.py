@@ -71,6 +71,9 @@ class Limits(Table):
     """Bytes of feature maps in one reply."""
     max_pass_bytes: ByteCount = Field(default=0, ge=0)
     """Bytes of memory that one pass may need at once, by estimate; 0 for three quarters of the device's."""
+    max_pass_s: float = Field(default=600.0, gt=0)
+    """Seconds that one pass may take, by an estimate that is rather too low; it also shows as held too long
+    if it takes longer. A pass inside one operator cannot be stopped."""
     max_chunk_bytes: ByteCount = Field(default=2 << 20, ge=4096, le=8 << 20)
     """Payload bytes in one message; 0.5 to 2 MiB is fastest."""
     max_batch: int = Field(default=4096, ge=1)

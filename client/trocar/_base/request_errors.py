@@ -172,5 +172,9 @@ class PassTooLargeError(InvalidRequestError, reason=ErrorReason.PASS_TOO_LARGE):
     """The pass would need more memory than the server allows; nothing was computed."""
 
 
+class PassTooLongError(InvalidRequestError, reason=ErrorReason.PASS_TOO_LONG):
+    """The pass would take longer than the server or the call's deadline allows; nothing was computed."""
+
+
 class UnimplementedError(InvalidRequestError, reason=ErrorReason.UNIMPLEMENTED):
     """The server does not offer this method or option."""

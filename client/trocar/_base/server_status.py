@@ -60,8 +60,20 @@ class CacheStatus:
 
 
 @dataclass(frozen=True)
+class DeviceStatus:
+    """The work that runs on a server's device: a pass, a step or part of a fit, one at a time."""
+
+    user: str
+    """Id of the model, or of the trainer, that it is for; empty where nothing runs, or work for neither."""
+    held_s: float
+    """Seconds for which it has held the device; others wait."""
+    is_over_limit: bool
+    """Whether that is longer than the server's `max_pass_s`."""
+
+
+@dataclass(frozen=True)
 class ServerStatus:
-    """Queues, callers and caches of a server at one moment; prints as tables."""
+    """Queues, callers, caches and the device of a server at one moment; prints as tables."""
 
     queues: tuple[QueueStatus, ...]
     """The queue of each model in memory, by id."""
@@ -72,6 +84,8 @@ class ServerStatus:
     """All callers together; its `caller` is empty."""
     caches: tuple[CacheStatus, ...]
     """The caches."""
+    device: DeviceStatus = DeviceStatus("", 0.0, is_over_limit=False)
+    """The work that runs now."""
 
     def share(self, caller: CallerStatus) -> float:
         """Return a caller's share of the computing of the last minute, from 0 to 1; 0 if there was none."""
@@ -99,7 +113,12 @@ class ServerStatus:
             "used in 1 min": lambda one: f"{one.used_s:.3g} s",
             "share": lambda one: f"{self.share(one):.0%}",
         }
-        return [_table(_QUEUES, self.queues), _table(callers, self.callers), _table(_CACHES, self.caches)]
+        return [
+            _table(_QUEUES, self.queues),
+            _table(callers, self.callers),
+            _table(_CACHES, self.caches),
+            _table(_DEVICE, (self.device,) if self.device.held_s else ()),
+        ]
 
 
 _QUEUES: Columns[QueueStatus] = {
@@ -108,6 +127,11 @@ _QUEUES: Columns[QueueStatus] = {
     "running": lambda one: str(one.leased_count),
     "waiting": lambda one: str(one.waiting_count),
     "pending": lambda one: f"{one.pending_s:.3g} s",
+}
+_DEVICE: Columns[DeviceStatus] = {
+    "device held by": lambda one: one.user or "(the server)",
+    "for": lambda one: f"{one.held_s:.3g} s",
+    "over limit": lambda one: "yes" if one.is_over_limit else "no",
 }
 _CACHES: Columns[CacheStatus] = {
     "cache": lambda one: one.name,

@@ -16,6 +16,7 @@ from trocar._sources.sample import Sample
 from trocar.errors import (
     InputError,
     PassTooLargeError,
+    PassTooLongError,
     ReplyTooLargeError,
     RequestTooLargeError,
     SourceError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from trocar._sync.client import Client
     from trocar._sync.stream import ExtractStream
 
-FAULTS_OF_DATA = (InputError, RequestTooLargeError, ReplyTooLargeError, PassTooLargeError)
+FAULTS_OF_DATA = (InputError, RequestTooLargeError, ReplyTooLargeError, PassTooLargeError, PassTooLongError)
 """What a batch may fail of because of its samples; all else would fail every batch, or is the server's."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from trocar._base.server_status import CacheStatus, CallerStatus, QueueStatus, ServerStatus
+from trocar._base.server_status import CacheStatus, CallerStatus, DeviceStatus, QueueStatus, ServerStatus
 from trocar._base.tensors import DTYPE_NAMES
 from trocar._base.types import DrainState, Feature, Model, ModelInput, Preprocessing, ServerInfo, ServerLimits
 from trocar._request.taps import SCOPES, STATISTICS
@@ -148,7 +148,7 @@ def drain_state(message: server_pb2.DrainResponse) -> DrainState:
 
 
 def server_status(message: server_pb2.GetServerStatusResponse) -> ServerStatus:
-    """Convert queues, callers and caches."""
+    """Convert queues, callers, caches and the device."""
     return ServerStatus(
         queues=tuple(
             QueueStatus(one.model_id, one.replica_count, one.leased_count, one.waiting_count, one.pending_s)
@@ -162,6 +162,7 @@ def server_status(message: server_pb2.GetServerStatusResponse) -> ServerStatus:
             )
             for one in message.caches
         ),
+        device=DeviceStatus(message.device.user, message.device.held_s, message.device.is_over_limit),
     )
 
 

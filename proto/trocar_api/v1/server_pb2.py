@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atrocar_api/v1/server.proto\x12\rtrocar_api.v1\":\n\x0c\x44rainRequest\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.trocar_api.v1.DrainAction\"[\n\rDrainResponse\x12\x13\n\x0bis_draining\x18\x01 \x01(\x08\x12\x1a\n\x12running_call_count\x18\x02 \x01(\x05\x12\x19\n\x11waiting_fit_count\x18\x03 \x01(\x05\"\x15\n\x13ReloadConfigRequest\"\'\n\x14ReloadConfigResponse\x12\x0f\n\x07\x63hanges\x18\x01 \x03(\t\"\x18\n\x16GetServerStatusRequest\"\xcb\x01\n\x17GetServerStatusResponse\x12*\n\x06queues\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.QueueStatus\x12,\n\x07\x63\x61llers\x18\x02 \x03(\x0b\x32\x1b.trocar_api.v1.CallerStatus\x12*\n\x05total\x18\x03 \x01(\x0b\x32\x1b.trocar_api.v1.CallerStatus\x12*\n\x06\x63\x61\x63hes\x18\x04 \x03(\x0b\x32\x1a.trocar_api.v1.CacheStatus\"v\n\x0bQueueStatus\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rreplica_count\x18\x02 \x01(\x05\x12\x14\n\x0cleased_count\x18\x03 \x01(\x05\x12\x15\n\rwaiting_count\x18\x04 \x01(\x05\x12\x11\n\tpending_s\x18\x05 \x01(\x01\"\x80\x01\n\x0c\x43\x61llerStatus\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x12\n\ncall_count\x18\x02 \x01(\x05\x12\x15\n\rwaiting_count\x18\x03 \x01(\x05\x12\x12\n\nbyte_count\x18\x04 \x01(\x03\x12\x11\n\tpending_s\x18\x05 \x01(\x01\x12\x0e\n\x06used_s\x18\x06 \x01(\x01\"~\n\x0b\x43\x61\x63heStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x65ntry_count\x18\x02 \x01(\x03\x12\x12\n\nbyte_count\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\x11\n\thit_count\x18\x05 \x01(\x03\x12\x12\n\nmiss_count\x18\x06 \x01(\x03\"\x16\n\x14GetServerInfoRequest\"\xce\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x15\n\rtorch_version\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12+\n\x06limits\x18\x04 \x01(\x0b\x32\x1b.trocar_api.v1.ServerLimits\x12\x11\n\tserver_id\x18\x05 \x01(\t\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12(\n\x08\x66\x65\x61tures\x18\x07 \x03(\x0b\x32\x16.trocar_api.v1.Feature\"6\n\x07\x46\x65\x61ture\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05is_on\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xf8\x03\n\x0cServerLimits\x12\x19\n\x11max_request_bytes\x18\x01 \x01(\x03\x12\x17\n\x0fmax_reply_bytes\x18\x02 \x01(\x03\x12\x17\n\x0fmax_chunk_bytes\x18\x03 \x01(\x05\x12\x11\n\tmax_batch\x18\x04 \x01(\x05\x12\x10\n\x08max_taps\x18\x05 \x01(\x05\x12\x18\n\x10max_image_pixels\x18\x06 \x01(\x03\x12\x11\n\tmax_queue\x18\x07 \x01(\x05\x12\x16\n\x0emax_pass_bytes\x18\x08 \x01(\x03\x12\x11\n\tmax_edits\x18\t \x01(\x05\x12\x19\n\x11max_dataset_bytes\x18\n \x01(\x03\x12\x14\n\x0cmax_trainers\x18\x0b \x01(\x05\x12\x15\n\rtrainer_ttl_s\x18\x0c \x01(\x01\x12\x17\n\x0fmax_checkpoints\x18\r \x01(\x05\x12\x1b\n\x13\x66\x65\x61ture_cache_bytes\x18\x0e \x01(\x03\x12\x1f\n\x17max_shared_memory_bytes\x18\x0f \x01(\x03\x12\x19\n\x11max_pending_bytes\x18\x14 \x01(\x03\x12\x1b\n\x13max_principal_bytes\x18\x15 \x01(\x03\x12\x15\n\rmax_pending_s\x18\x16 \x01(\x01\x12\x17\n\x0fmax_principal_s\x18\x17 \x01(\x01\x12\x17\n\x0fstall_timeout_s\x18\x18 \x01(\x01*Z\n\x0b\x44rainAction\x12\x1c\n\x18\x44RAIN_ACTION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAIN_ACTION_START\x10\x01\x12\x15\n\x11\x44RAIN_ACTION_UNDO\x10\x02\x32\xea\x02\n\rServerService\x12Z\n\rGetServerInfo\x12#.trocar_api.v1.GetServerInfoRequest\x1a$.trocar_api.v1.GetServerInfoResponse\x12\x42\n\x05\x44rain\x12\x1b.trocar_api.v1.DrainRequest\x1a\x1c.trocar_api.v1.DrainResponse\x12W\n\x0cReloadConfig\x12\".trocar_api.v1.ReloadConfigRequest\x1a#.trocar_api.v1.ReloadConfigResponse\x12`\n\x0fGetServerStatus\x12%.trocar_api.v1.GetServerStatusRequest\x1a&.trocar_api.v1.GetServerStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atrocar_api/v1/server.proto\x12\rtrocar_api.v1\":\n\x0c\x44rainRequest\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.trocar_api.v1.DrainAction\"[\n\rDrainResponse\x12\x13\n\x0bis_draining\x18\x01 \x01(\x08\x12\x1a\n\x12running_call_count\x18\x02 \x01(\x05\x12\x19\n\x11waiting_fit_count\x18\x03 \x01(\x05\"\x15\n\x13ReloadConfigRequest\"\'\n\x14ReloadConfigResponse\x12\x0f\n\x07\x63hanges\x18\x01 \x03(\t\"\x18\n\x16GetServerStatusRequest\"\xf8\x01\n\x17GetServerStatusResponse\x12*\n\x06queues\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.QueueStatus\x12,\n\x07\x63\x61llers\x18\x02 \x03(\x0b\x32\x1b.trocar_api.v1.CallerStatus\x12*\n\x05total\x18\x03 \x01(\x0b\x32\x1b.trocar_api.v1.CallerStatus\x12*\n\x06\x63\x61\x63hes\x18\x04 \x03(\x0b\x32\x1a.trocar_api.v1.CacheStatus\x12+\n\x06\x64\x65vice\x18\x05 \x01(\x0b\x32\x1b.trocar_api.v1.DeviceStatus\"C\n\x0c\x44\x65viceStatus\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0e\n\x06held_s\x18\x02 \x01(\x01\x12\x15\n\ris_over_limit\x18\x03 \x01(\x08\"v\n\x0bQueueStatus\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rreplica_count\x18\x02 \x01(\x05\x12\x14\n\x0cleased_count\x18\x03 \x01(\x05\x12\x15\n\rwaiting_count\x18\x04 \x01(\x05\x12\x11\n\tpending_s\x18\x05 \x01(\x01\"\x80\x01\n\x0c\x43\x61llerStatus\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x12\n\ncall_count\x18\x02 \x01(\x05\x12\x15\n\rwaiting_count\x18\x03 \x01(\x05\x12\x12\n\nbyte_count\x18\x04 \x01(\x03\x12\x11\n\tpending_s\x18\x05 \x01(\x01\x12\x0e\n\x06used_s\x18\x06 \x01(\x01\"~\n\x0b\x43\x61\x63heStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x65ntry_count\x18\x02 \x01(\x03\x12\x12\n\nbyte_count\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\x11\n\thit_count\x18\x05 \x01(\x03\x12\x12\n\nmiss_count\x18\x06 \x01(\x03\"\x16\n\x14GetServerInfoRequest\"\xce\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x15\n\rtorch_version\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12+\n\x06limits\x18\x04 \x01(\x0b\x32\x1b.trocar_api.v1.ServerLimits\x12\x11\n\tserver_id\x18\x05 \x01(\t\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12(\n\x08\x66\x65\x61tures\x18\x07 \x03(\x0b\x32\x16.trocar_api.v1.Feature\"6\n\x07\x46\x65\x61ture\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05is_on\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xf8\x03\n\x0cServerLimits\x12\x19\n\x11max_request_bytes\x18\x01 \x01(\x03\x12\x17\n\x0fmax_reply_bytes\x18\x02 \x01(\x03\x12\x17\n\x0fmax_chunk_bytes\x18\x03 \x01(\x05\x12\x11\n\tmax_batch\x18\x04 \x01(\x05\x12\x10\n\x08max_taps\x18\x05 \x01(\x05\x12\x18\n\x10max_image_pixels\x18\x06 \x01(\x03\x12\x11\n\tmax_queue\x18\x07 \x01(\x05\x12\x16\n\x0emax_pass_bytes\x18\x08 \x01(\x03\x12\x11\n\tmax_edits\x18\t \x01(\x05\x12\x19\n\x11max_dataset_bytes\x18\n \x01(\x03\x12\x14\n\x0cmax_trainers\x18\x0b \x01(\x05\x12\x15\n\rtrainer_ttl_s\x18\x0c \x01(\x01\x12\x17\n\x0fmax_checkpoints\x18\r \x01(\x05\x12\x1b\n\x13\x66\x65\x61ture_cache_bytes\x18\x0e \x01(\x03\x12\x1f\n\x17max_shared_memory_bytes\x18\x0f \x01(\x03\x12\x19\n\x11max_pending_bytes\x18\x14 \x01(\x03\x12\x1b\n\x13max_principal_bytes\x18\x15 \x01(\x03\x12\x15\n\rmax_pending_s\x18\x16 \x01(\x01\x12\x17\n\x0fmax_principal_s\x18\x17 \x01(\x01\x12\x17\n\x0fstall_timeout_s\x18\x18 \x01(\x01*Z\n\x0b\x44rainAction\x12\x1c\n\x18\x44RAIN_ACTION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAIN_ACTION_START\x10\x01\x12\x15\n\x11\x44RAIN_ACTION_UNDO\x10\x02\x32\xea\x02\n\rServerService\x12Z\n\rGetServerInfo\x12#.trocar_api.v1.GetServerInfoRequest\x1a$.trocar_api.v1.GetServerInfoResponse\x12\x42\n\x05\x44rain\x12\x1b.trocar_api.v1.DrainRequest\x1a\x1c.trocar_api.v1.DrainResponse\x12W\n\x0cReloadConfig\x12\".trocar_api.v1.ReloadConfigRequest\x1a#.trocar_api.v1.ReloadConfigResponse\x12`\n\x0fGetServerStatus\x12%.trocar_api.v1.GetServerStatusRequest\x1a&.trocar_api.v1.GetServerStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAINACTION']._serialized_start=1669
-  _globals['_DRAINACTION']._serialized_end=1759
+  _globals['_DRAINACTION']._serialized_start=1783
+  _globals['_DRAINACTION']._serialized_end=1873
   _globals['_DRAINREQUEST']._serialized_start=45
   _globals['_DRAINREQUEST']._serialized_end=103
   _globals['_DRAINRESPONSE']._serialized_start=105
@@ -44,21 +44,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERSTATUSREQUEST']._serialized_start=262
   _globals['_GETSERVERSTATUSREQUEST']._serialized_end=286
   _globals['_GETSERVERSTATUSRESPONSE']._serialized_start=289
-  _globals['_GETSERVERSTATUSRESPONSE']._serialized_end=492
-  _globals['_QUEUESTATUS']._serialized_start=494
-  _globals['_QUEUESTATUS']._serialized_end=612
-  _globals['_CALLERSTATUS']._serialized_start=615
-  _globals['_CALLERSTATUS']._serialized_end=743
-  _globals['_CACHESTATUS']._serialized_start=745
-  _globals['_CACHESTATUS']._serialized_end=871
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=873
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=895
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=898
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1104
-  _globals['_FEATURE']._serialized_start=1106
-  _globals['_FEATURE']._serialized_end=1160
-  _globals['_SERVERLIMITS']._serialized_start=1163
-  _globals['_SERVERLIMITS']._serialized_end=1667
-  _globals['_SERVERSERVICE']._serialized_start=1762
-  _globals['_SERVERSERVICE']._serialized_end=2124
+  _globals['_GETSERVERSTATUSRESPONSE']._serialized_end=537
+  _globals['_DEVICESTATUS']._serialized_start=539
+  _globals['_DEVICESTATUS']._serialized_end=606
+  _globals['_QUEUESTATUS']._serialized_start=608
+  _globals['_QUEUESTATUS']._serialized_end=726
+  _globals['_CALLERSTATUS']._serialized_start=729
+  _globals['_CALLERSTATUS']._serialized_end=857
+  _globals['_CACHESTATUS']._serialized_start=859
+  _globals['_CACHESTATUS']._serialized_end=985
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=987
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1009
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1012
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1218
+  _globals['_FEATURE']._serialized_start=1220
+  _globals['_FEATURE']._serialized_end=1274
+  _globals['_SERVERLIMITS']._serialized_start=1277
+  _globals['_SERVERLIMITS']._serialized_end=1781
+  _globals['_SERVERSERVICE']._serialized_start=1876
+  _globals['_SERVERSERVICE']._serialized_end=2238
 # @@protoc_insertion_point(module_scope)

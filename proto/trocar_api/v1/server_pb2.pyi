@@ -163,6 +163,7 @@ class GetServerStatusResponse(_message.Message):
     CALLERS_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     CACHES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueStatus]:
         """The queue of each model in memory, those of trainers included, by id."""
@@ -181,6 +182,10 @@ class GetServerStatusResponse(_message.Message):
     def caches(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheStatus]:
         """The caches. Names may be added."""
 
+    @_builtins.property
+    def device(self) -> Global___DeviceStatus:
+        """The work that runs on the device."""
+
     def __init__(
         self,
         *,
@@ -188,14 +193,45 @@ class GetServerStatusResponse(_message.Message):
         callers: _abc.Iterable[Global___CallerStatus] | None = ...,
         total: Global___CallerStatus | None = ...,
         caches: _abc.Iterable[Global___CacheStatus] | None = ...,
+        device: Global___DeviceStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["total", b"total"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "callers", b"callers", "queues", b"queues", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "callers", b"callers", "device", b"device", "queues", b"queues", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class DeviceStatus(_message.Message):
+    """The work that runs on the device: a pass, a step, or part of a fit. One runs at a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    IS_OVER_LIMIT_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    """The id of the model, or of the trainer, that it is for. Empty where nothing runs, or work for neither."""
+    held_s: _builtins.float
+    """Seconds for which it has held the device; others wait."""
+    is_over_limit: _builtins.bool
+    """Whether that is longer than the server's `max_pass_s`: no deadline and no cancellation ends it inside one operator."""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        held_s: _builtins.float = ...,
+        is_over_limit: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_s", b"held_s", "is_over_limit", b"is_over_limit", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceStatus: _TypeAlias = DeviceStatus  # noqa: Y015
 
 @_typing.final
 class QueueStatus(_message.Message):

@@ -20,6 +20,7 @@ from trocar_server.app.page_process import PageProcess
 from trocar_server.app.server_id import server_id
 from trocar_server.app.specs import dataset_folders, model_spec
 from trocar_server.app.state_folder import settle
+from trocar_server.app.stopping import EXIT_HELD, Stopping, end_now
 from trocar_server.app.warm_up import warm_up
 from trocar_server.config import ServerConfig
 from trocar_server.decoding.pixels import Conversion
@@ -272,7 +273,7 @@ async def serve(
         )
     )
     loop.add_signal_handler(signal.SIGHUP, lambda: begin(_reload(starting), reloads))
-    app = await _started(starting, stop)
+    app = await _started(starting, stop, config.grace_s)
     if app is None:
         return
     try:
@@ -287,13 +288,15 @@ async def serve(
         warming.cancel()
         _log.info("stopping", grace_s=config.grace_s)
     finally:
-        await app.stop()
+        stopping = Stopping(app.engine, app.trainers, app.fits, config.grace_s, _log)
+        await stopping.run(app.stop())
 
 
-async def _started(starting: asyncio.Task[App], stop: asyncio.Event) -> App | None:
+async def _started(starting: asyncio.Task[App], stop: asyncio.Event, grace_s: float) -> App | None:
     """Wait for the start; None if it was ended by a signal to stop, with nothing left running.
 
-    The end waits for the model that is being built. A second signal does not: nothing is unsaved yet.
+    The end waits for the model that is being built, for the grace period. A second signal does not: nothing
+    is unsaved yet.
 
     Raises:
         ServiceError: As `start` does.
@@ -310,6 +313,8 @@ async def _started(starting: asyncio.Task[App], stop: asyncio.Event) -> App | No
         stopping.cancel()
         if not starting.done():
             starting.cancel()
+            if not (await asyncio.wait((starting,), timeout=grace_s))[0]:
+                end_now(EXIT_HELD)
             with suppress(asyncio.CancelledError):
                 await starting
     return None

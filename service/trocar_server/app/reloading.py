@@ -30,7 +30,7 @@ _LIVE = frozenset(("models", "datasets", "limits", "tokens"))
 _LIVE_LIMITS = frozenset(
     (
         *("max_request_bytes", "max_reply_bytes", "max_pass_bytes", "max_batch", "max_taps", "max_edits"),
-        *("max_image_pixels", "max_dataset_bytes", "max_trainers", "trainer_ttl_s"),
+        *("max_image_pixels", "max_dataset_bytes", "max_trainers", "trainer_ttl_s", "max_pass_s"),
     )
 )
 """Limits that are read on each call."""

@@ -15,18 +15,20 @@ from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.host.deployments import Deployments
+from trocar_server.engine.host.pace_checks import refuse_long
 from trocar_server.engine.reply_cache import KeptReply, Key, ReplyCache, key_of, with_own_memory
 from trocar_server.engine.request.payload_layout import split_payloads
-from trocar_server.engine.request.plan import Payload, Payloads, Plan, row_count
+from trocar_server.engine.request.plan import Payload, Payloads, Plan, Signature, row_count
 from trocar_server.engine.resolve.pass_memory import memory_limit
 from trocar_server.engine.run.call import Call
 from trocar_server.engine.run.checks import Checks
 from trocar_server.engine.run.extraction import Extraction, extraction_of
+from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.run.preparation import Preparation
 from trocar_server.engine.run.run_plan import Prepared, run_plan
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.admission import Admission, Reservation, with_budgets
-from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.device import DeviceThread, device_user
 from trocar_server.engine.schedule.room import Room
 from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
@@ -257,6 +259,8 @@ class Engine:
             statistics: Accumulates the statistics, all or none; the extraction is then without them.
         """
         checked = prepared.checked
+        if checked.work > checked.deployment.pool.pace.safe_work and checked.signature is not None:
+            await self.refuse_long(checked.deployment, checked.signature, checked.work, deadline)
         if checked.is_eager or self.compiled.is_eager(checked):
             extraction = await self._extract_eagerly(prepared, deadline, statistics)
         else:
@@ -266,6 +270,25 @@ class Engine:
         if extraction.copies is not None:  # without the lease: the next pass runs meanwhile
             await extraction.copies.arrived()
         return extraction
+
+    async def refuse_long(
+        self, deployment: Deployment, signature: Signature, work: int, deadline: float | None
+    ) -> None:
+        """Refuse a pass that would take too long; see `host.pace_checks`.
+
+        Raises:
+            ServiceError: `PASS_TOO_LONG`.
+        """
+        guard, limit_s = PassGuard(deadline), self.limits.max_pass_s
+        left_s = guard.left_s
+        if not deployment.pool.pace.may_exceed(work, limit_s if left_s is None else min(left_s, limit_s)):
+            return
+
+        def check() -> None:
+            with domain_errors(deployment.hosted):
+                refuse_long(deployment, signature, work, guard, limit_s)
+
+        await self.run(check, guard, deadline)
 
     async def _extract_compiled(
         self, prepared: Prepared, deadline: float | None, statistics: StreamStatistics | None
@@ -295,11 +318,15 @@ class Engine:
         guard, checked = PassGuard(deadline), prepared.checked
         started = time.perf_counter()
         rows, priority = checked.rows, checked.plan.execution.priority
+        pace = checked.deployment.pool.pace
+        device_user.set(checked.plan.model_id)
         async with checked.deployment.pool.lease(deadline, rows=rows, priority=priority) as replica:
             queue_s = time.perf_counter() - started
 
             def work() -> Extraction:
                 resolved, result = run_plan(replica, prepared, guard)
+                if checked.work >= pace.watched_work:
+                    pace.observe(checked.work, result.compute_s)
                 maps = statistics.add(result) if statistics else result.feature_maps
                 transfers = this_thread.transfers
                 copies = transfers.take() if transfers.has_begun else None

@@ -54,13 +54,26 @@ class CacheStatus:
 
 
 @dataclass(frozen=True)
+class DeviceStatus:
+    """The work that runs on the device."""
+
+    user: str
+    """The model or trainer that it is for; empty where nothing runs, or work for neither."""
+    held_s: float
+    """Seconds for which it has held the device."""
+    is_over_limit: bool
+    """Whether that is longer than `max_pass_s`."""
+
+
+@dataclass(frozen=True)
 class EngineStatus:
-    """Queues, callers and caches; callers with the most work first."""
+    """Queues, callers, caches and the device; callers with the most work first."""
 
     queues: tuple[QueueStatus, ...]
     callers: tuple[CallerStatus, ...]
     total: CallerStatus
     caches: tuple[CacheStatus, ...]
+    device: DeviceStatus
 
 
 def status_of(engine: Engine) -> EngineStatus:
@@ -75,7 +88,16 @@ def status_of(engine: Engine) -> EngineStatus:
         pending_s=pending_s,
         used_s=sum(one.used_s for one in callers),
     )
-    return EngineStatus(_queues(engine), callers, total, (_reply_cache(engine.replies),))
+    return EngineStatus(_queues(engine), callers, total, (_reply_cache(engine.replies),), device_of(engine))
+
+
+def device_of(engine: Engine) -> DeviceStatus:
+    """Read what holds the device."""
+    holder = engine.owner.holder
+    if holder is None:
+        return DeviceStatus("", 0.0, is_over_limit=False)
+    held_s = holder.held_s
+    return DeviceStatus(holder.user, held_s, held_s > engine.limits.max_pass_s)
 
 
 def _queues(engine: Engine) -> tuple[QueueStatus, ...]:

@@ -38,6 +38,11 @@ class PassGuard:
         self._hooks = ExitStack()
         self._lock = Lock()
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the deadline, negative after it; None without one."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
     def cancel(self) -> None:
         """Stop the pass at its next module: the caller no longer needs it."""
         self._stop(ErrorReason.CANCELLED)

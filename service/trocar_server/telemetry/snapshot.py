@@ -10,7 +10,7 @@ import torch
 
 from trocar_server import __version__
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.status import queue_of
+from trocar_server.engine.status import device_of, queue_of
 from trocar_server.telemetry.labels import TRAINER, ModelLabels
 from trocar_server.training.trainers import Trainers
 
@@ -33,12 +33,16 @@ class Snapshot:
         replicas: By label value of the model.
         trainers: By state.
         recorded: Recorded passes by label value of the model.
+        held: Seconds for which the work that runs now has held the device, by label value of the model.
+        over_limit: Label values of models whose work is over `max_pass_s`.
     """
 
     models: Mapping[str, int]
     replicas: Mapping[str, Replicas]
     trainers: Mapping[str, int]
     recorded: Mapping[str, int]
+    held: Mapping[str, float]
+    over_limit: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,15 @@ class ServerState:
             self._replicas(),
             Counter(trainer.state.value.lower() for trainer in self.trainers.all()),
             self._recorded(),
+            *self._held(),
         )
+
+    def _held(self) -> tuple[dict[str, float], dict[str, int]]:
+        device = device_of(self.engine)
+        label = self.labels.of(device.user) or TRAINER
+        if not device.user:
+            return {}, {}
+        return {label: device.held_s}, {label: int(device.is_over_limit)}
 
     def _recorded(self) -> dict[str, int]:
         found: Counter[str] = Counter()

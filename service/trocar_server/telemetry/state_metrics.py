@@ -52,6 +52,10 @@ class StateMetrics:
             ),
         ):
             yield _gauge(name, what, "model", values)
+        held = "Seconds for which the work that runs now has held the device."
+        yield _gauge("trocar_device_held_seconds", held, "model", now.held)
+        over = "1 for a model whose work has held the device for longer than max_pass_s."
+        yield _gauge("trocar_device_over_limit", over, "model", now.over_limit)
         recorded = CounterMetricFamily(
             "trocar_recorded_passes",
             "Passes recorded for input sizes that could not be predicted.",
@@ -100,7 +104,9 @@ def _counter(name: str, what: str, value: float) -> Metric:
     return CounterMetricFamily(name, what, value=value)
 
 
-def _gauge(name: str, what: str, label: str, values: Mapping[str, int], always: Iterable[str] = ()) -> Metric:
+def _gauge(
+    name: str, what: str, label: str, values: Mapping[str, float], always: Iterable[str] = ()
+) -> Metric:
     family = GaugeMetricFamily(name, what, labels=(label,))
     found = dict.fromkeys(always, 0) | dict(values)
     for key, value in found.items():

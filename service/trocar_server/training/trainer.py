@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -18,9 +19,11 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.schedule.admission import PassThroughput
+from trocar_server.engine.schedule.device import device_user
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.tasks import shielded
+from trocar_server.training.checks.long_batches import refuse_long_batch
 from trocar_server.training.durable_steps import (
     DurableSteps,
     is_lasting,
@@ -101,6 +104,8 @@ class Trainer:
     """`_steps` at the newest checkpoint; None if the trainer was changed otherwise since."""
     _call_count: int = 0
     """Calls that run or wait, apart from those of its model."""
+    _checked_shapes: list[Any] = field(default_factory=list)
+    """Of the arguments of the last batch whose time was checked."""
     _described: TrainerDescription | None = None
     _counting: "asyncio.Future[TrainerDescription] | None" = None
     """The running count, or the last one."""
@@ -278,6 +283,7 @@ class Trainer:
 
         def work(guard: PassGuard) -> Evaluated:
             batch = make_batch(guard)
+            self.refuse_long(batch, guard)
             result = self.core.evaluate(batch, guard)
             return Evaluated(result, prediction_count(self.spec.losses, result.output, batch.targets))
 
@@ -556,9 +562,22 @@ class Trainer:
             guard.check()
             return self.core.optimizer_step()
         batch = make_batch(guard)
+        values = (*batch.args, *batch.kwargs.values())
+        shapes = [*map(getattr, values, repeat("shape"), repeat(None))]
+        if None in shapes or shapes != self._checked_shapes:  # lists and flags have none
+            self.refuse_long(batch, guard)
+            self._checked_shapes = shapes
         if kind is CallKind.STEP:
             return self.core.step(batch, guard)
         return self.core.forward_backward(batch, guard)
+
+    def refuse_long(self, batch: Batch, guard: PassGuard) -> None:
+        """Refuse a batch whose forward pass would take too long. Owner thread only.
+
+        Raises:
+            ServiceError: `PASS_TOO_LONG`.
+        """
+        refuse_long_batch(self.engine, self.spec.model_id, batch, guard)
 
     async def _write_now(self) -> Checkpoint:
         """Write a checkpoint within a turn of a call, or at rest."""
@@ -570,6 +589,7 @@ class Trainer:
     ) -> None:
         """Run work on torch's owner thread; `done` gets its result, even if its caller is gone by then."""
         guard = PassGuard(deadline)
+        device_user.set(self.trainer_id)
 
         def run() -> None:
             if self.is_closed:

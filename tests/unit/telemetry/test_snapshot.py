@@ -21,6 +21,7 @@ class Owner:
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
+        self.holder = None
         self.jobs: list[Callable[[], None]] = []
 
     def submit(self, work: Callable[[], None]) -> "Future[None]":

@@ -46,7 +46,7 @@ from trocar_server.engine.request.plan import Execution, Plan, row_count
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
-from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.device import DeviceThread, device_user
 from trocar_server.engine.schedule.merge_group import merge_group
 from trocar_server.engine.schedule.merging import MergingQueue
 from trocar_server.errors import ServiceError, first_line
@@ -360,6 +360,7 @@ class CompiledVariants:
         if runner is None or not variant.is_ready:
             return [NotCompiledError() for _ in calls]
         started = time.perf_counter()
+        device_user.set(variant.deployment.hosted.spec.model_id)
         try:
             most = self._limits().max_pass_bytes
             group = partial(run_group, variant.deployment, variant.recipe, runner, calls, most)

@@ -10,8 +10,9 @@ from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
 from trocar_server.engine.request.plan import Plan, Signature, row_count
+from trocar_server.engine.resolve.pass_work import pass_work
 from trocar_server.engine.resolve.planner import Resolved
-from trocar_server.surgery import Recording
+from trocar_server.surgery import Recording, resolve
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,15 @@ class CheckedPlan:
         if self.resolved is None or self.signature is None:
             return 0
         return self.resolved.memory_bytes(self.signature)
+
+    @cached_property
+    def work(self) -> int:
+        """Multiply-adds of its pass, at least; 0 where they depend on the inputs."""
+        if self.resolved is None or self.recording is None:
+            return 0
+        start = self.plan.start_at
+        begins = None if start is None else resolve([start.selector], self.recording)[0][0][0]
+        return pass_work(self.resolved, self.recording, begins)
 
     @cached_property
     def has_images(self) -> bool:

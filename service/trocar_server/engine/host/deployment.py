@@ -1,6 +1,7 @@
 """Deployment: a loaded model with its replicas and recorded passes."""
 
 import asyncio
+import math
 import secrets
 import sys
 from collections import OrderedDict
@@ -24,9 +25,11 @@ from trocar_server.engine.host.recordings import (
 )
 from trocar_server.engine.request.plan import EditRequest, Plan, Signature, TapRequest
 from trocar_server.engine.resolve.pass_memory import check_memory, graph_bytes, made_pass_bytes
+from trocar_server.engine.resolve.pass_work import check_seconds, made_pass_work
 from trocar_server.engine.resolve.planner import Resolved, checked_byte_count, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import plan_surgery
 from trocar_server.engine.schedule.lease import Replica, ReplicaPool
+from trocar_server.engine.schedule.pace import Pace
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_replica, stages_for
 from trocar_server.surgery import PassGuard, Recording, Selector, parse_selector, resolve
@@ -96,6 +99,8 @@ class Deployment:
     """Unique for each load of a model, under any id."""
     max_pass_bytes: Callable[[], int] = lambda: sys.maxsize
     """Returns the most bytes that a pass may use now."""
+    max_pass_s: Callable[[], float] = lambda: math.inf
+    """Returns the most seconds that a pass may take now."""
     recorded_count: int = 0
     """Passes that were recorded, on the meta device or on synthetic data, without that of the example."""
     differed_count: int = 0
@@ -113,6 +118,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.predictions = Predictions(self.recorder)
+        self.pool.pace = Pace(self.example.work)
 
     @property
     def reply_version(self) -> str | None:
@@ -267,6 +273,8 @@ class Deployment:
             raise MadeDataRefusedError(refused.reason, refused.message)
         limit = self.max_pass_bytes()
         check_memory(made_pass_bytes(signature, self.example_signature, self.example), limit)
+        work = made_pass_work(signature, self.example_signature, self.example)
+        check_seconds(self.pool.pace.least_s(work), work, self.max_pass_s(), guard.left_s)
         try:
             return self.recorder.record_made(signature, kinds, guard, limit)
         except (ServiceError, MemoryError, torch.OutOfMemoryError):

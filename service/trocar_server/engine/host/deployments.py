@@ -236,6 +236,7 @@ class Deployments(Mapping[str, Deployment]):
     def _make(self, hosted: HostedModel, replicas: int, *, is_live: bool = False) -> Deployment:
         deployment = make_deployment(hosted, replicas, self._limits().max_queue, is_live=is_live)
         deployment.max_pass_bytes = lambda: self._limits().max_pass_bytes
+        deployment.max_pass_s = lambda: self._limits().max_pass_s
         return deployment
 
     def _drop(self, model_id: str) -> None:

@@ -170,6 +170,7 @@ def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
         return False
     if recorded.is_symbolic:
         is_equal = list(predicted.modules.items()) == list(recorded.modules.items())
+        is_equal = is_equal and predicted.work == recorded.work
         return is_equal and predicted.peak_bytes == recorded.peak_bytes
     return predicted.peak_bytes >= recorded.peak_bytes and (
         list(_without_peaks(predicted)) == list(_without_peaks(recorded))
@@ -178,7 +179,9 @@ def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
 
 def _without_peaks(recording: Recording) -> Iterator[ModuleRecord]:
     for record in recording.modules.values():
-        calls = [replace(call, peak_bytes_before=0, peak_bytes=0) for call in record.calls]
+        calls = [
+            replace(call, peak_bytes_before=0, peak_bytes=0, work_before=0, work=0) for call in record.calls
+        ]
         yield replace(record, calls=calls)
 
 

@@ -37,6 +37,7 @@ from trocar_server.engine.resolve.text_spans import refuse_spans
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.run.preview import Preview, assumed_signature, make_preview
 from trocar_server.engine.run.run_plan import known_signature, resolve_plan, resolve_with_meta_pass
+from trocar_server.engine.schedule.device import device_user
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.recording.symbolic import has_symbolic_parts, import_symbolic_parts
@@ -315,6 +316,7 @@ class Checks:
                 resolve_taps(plan.taps, recording, self._limits().max_reply_bytes)
 
         guard = PassGuard(deadline)
+        device_user.set(deployment.hosted.spec.model_id)
 
         def record(*, may_use_data: bool) -> Recording:
             with domain_errors(deployment.hosted, passes=(DataNeededError,)):

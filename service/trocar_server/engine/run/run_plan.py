@@ -21,10 +21,12 @@ from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSources
 from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
+from trocar_server.engine.host.pace_checks import refuse_long
 from trocar_server.engine.host.recordings import Called
 from trocar_server.engine.host.repeatable import watching_draws
 from trocar_server.engine.request.plan import Payloads, Plan, Signature, split_arguments
 from trocar_server.engine.resolve.pass_memory import check_memory
+from trocar_server.engine.resolve.pass_work import pass_work
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import plan_surgery
 from trocar_server.engine.run.forward_pass import PassResult, domain_errors, run_pass
@@ -280,9 +282,12 @@ def _resolve_recorded(ready: _ReadyPass) -> Resolved | None:
     deployment, plan, recording = checked.deployment, checked.plan, None
     try:
         recording = deployment.record(ready.signature, ready.guard, deployment.kinds(plan.taps, plan.edits))
-        return resolve_plan(
+        resolved, start = resolve_plan(
             deployment, plan, ready.signature, recording, checked.limits, ready.recorded_sources
-        )[0]
+        )
+        work = pass_work(resolved, recording, None if start is None else start.target)
+        refuse_long(deployment, ready.signature, work, ready.guard, checked.limits.max_pass_s)
+        return resolved
     except ServiceError as error:
         if not deployment.may_differ(error, recording):
             raise

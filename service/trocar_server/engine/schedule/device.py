@@ -11,9 +11,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,9 @@ from trocar_server.surgery import PassGuard
 
 Result = TypeVar("Result")
 
+device_user: ContextVar[str] = ContextVar("device_user", default="")
+"""The model or trainer that work of the current task is for, for the operator."""
+
 WINDOW_S = 60
 """How long recent use is, in seconds; it is counted in steps."""
 _STEP_S = 10
@@ -41,11 +45,32 @@ class _Job:
     flow: str
     shares: Mapping[str, float]
     """Shares of its time, by the flow that is charged."""
+    user: str = ""
+    """See `device_user`."""
     has_ended: bool = False
     """Whether its result has returned to the loop."""
 
 
 _QUANTUM_S = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Holder:
+    """The work that runs on the device.
+
+    Attributes:
+        user: The model or trainer that it is for; empty where it is for neither.
+        started: When it began, as a time of `time.monotonic()`.
+    """
+
+    user: str
+    started: float
+    job: _Job
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which it has held the device."""
+        return time.monotonic() - self.started
 
 
 class DeviceThread:
@@ -83,7 +108,9 @@ class DeviceThread:
         """True for each job in the queue, false for the end."""
         self._has_ended = False
         self._is_running = False
-        self._thread = Thread(target=self._serve, name=f"torch-{device}", daemon=True)
+        self.holder: Holder | None = None
+        """The work that runs now."""
+        self._thread = self._new_thread()
 
     @property
     def is_busy(self) -> bool:
@@ -103,6 +130,20 @@ class DeviceThread:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def abandon(self, *, settles: bool) -> None:
+        """Leave the work that runs to itself, and run the rest on another thread; the process is to end.
+
+        Args:
+            settles: Whether those who wait for it get `SERVER_BUSY`; otherwise they wait for ever.
+        """
+        holder = self.holder
+        with self._mutex:
+            self._is_running = False
+        self._thread = self._new_thread()
+        self._thread.start()
+        if holder is not None and settles:
+            _settle(holder.job, None, ServiceError(ErrorReason.SERVER_BUSY, "the server is shutting down"))
 
     def stop(self) -> None:
         """End the thread after the work queued so far."""
@@ -159,7 +200,7 @@ class DeviceThread:
 
     def _queue(self, work: Callable[[], Any], shares: Mapping[str, float] | None = None) -> _Job:
         loop, flow = asyncio.get_running_loop(), current_flow()
-        job = _Job(work, loop, loop.create_future(), flow, shares or {flow: 1.0})
+        job = _Job(work, loop, loop.create_future(), flow, shares or {flow: 1.0}, device_user.get())
         with self._mutex:
             if self._is_running or self._first is not None or self._line.circle:
                 self._line.push(job, flow)
@@ -170,19 +211,27 @@ class DeviceThread:
             self._refuse_jobs()
         return job
 
+    def _new_thread(self) -> Thread:
+        return Thread(target=self._serve, name=f"torch-{self.device}", daemon=True)
+
     def _serve(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
         with using(self._transfers):
             self._serve_jobs()
-        self._has_ended = True
-        self._refuse_jobs()
+        if current_thread() is self._thread:
+            self._has_ended = True
+            self._refuse_jobs()
 
     def _serve_jobs(self) -> None:
         while self._signals.get():
             job = self._next()
             started = time.monotonic()
+            self.holder = Holder(job.user, started, job)
             result, error = _outcome(job.work)
+            if current_thread() is not self._thread:  # abandoned
+                return
+            self.holder = None
             if self._transfers.has_begun:
                 result, error = self._with_copies(result, error)
             if error is not None and _is_out_of_memory(error):

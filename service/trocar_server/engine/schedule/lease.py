@@ -17,6 +17,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.priority import Priority
 from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.engine.schedule.fair_queue import FairQueue, Ticket
+from trocar_server.engine.schedule.pace import Pace
 from trocar_server.errors import ServiceError, busy
 from trocar_server.models import Pristine, current_flow, make_replica
 
@@ -136,6 +137,8 @@ class ReplicaPool:
         max_queue: The most waiting calls; one more is refused at once.
 
     Attributes:
+        throughput: Seconds for each row, learnt from finished leases.
+        pace: Multiply-adds in a second, learnt from finished passes.
         used_at_s: End of the last lease, in seconds since 1970; before the first, when the pool was made.
     """
 
@@ -151,6 +154,7 @@ class ReplicaPool:
         self._is_closed = False
         self._at_rest: asyncio.Event = asyncio.Event()
         self.throughput = PassThroughput()
+        self.pace = Pace()
         self.used_at_s = time.time()
 
     @property

@@ -71,6 +71,7 @@ STATUS_CODES: dict[ErrorReason, StatusCode] = {
     ErrorReason.REQUEST_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.REPLY_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.PASS_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.PASS_TOO_LONG: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.TRAINER_INVALID: StatusCode.INVALID_ARGUMENT,
     ErrorReason.TARGET_REJECTED: StatusCode.INVALID_ARGUMENT,
     ErrorReason.FIT_INVALID: StatusCode.INVALID_ARGUMENT,

@@ -78,6 +78,7 @@ class ServerService(server_pb2_grpc.ServerServiceServicer):
             callers=[_caller(one) for one in status.callers[:_MOST_CALLERS]],
             total=_caller(status.total),
             caches=[pb.CacheStatus(**asdict(one)) for one in status.caches],
+            device=pb.DeviceStatus(**asdict(status.device)),
         )
 
 

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery.recording.work import multiply_adds
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default)
 _SOFTMAX = {torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default}
@@ -44,6 +45,7 @@ class LiveBytes:
 
     Attributes:
         current: Live bytes now.
+        work: Multiply-adds of the operators so far; see `multiply_adds`.
         peak: The most live bytes at a time, see Note: [Workspaces of a pass].
         limit: As given.
     """
@@ -51,18 +53,21 @@ class LiveBytes:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self.current = 0
+        self.work = 0
         self.peak = 0
         self._is_paused = False
         self._alive: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
 
     def see(self, func: torch._ops.OpOverload, args: Sequence[Any], result: Any) -> None:
-        """Count the storages that an operator has allocated.
+        """Count the storages that an operator has allocated, and its work.
 
         Args:
             func: The operator; its schema distinguishes new tensors, views and written arguments.
             args: Its positional arguments.
             result: Its return value.
         """
+        if work := multiply_adds(func, args, result):
+            self._do(work)
         if self._is_paused:
             return
         if func in _CONVOLUTIONS:
@@ -128,6 +133,9 @@ class LiveBytes:
     def _give_back(self, byte_count: int) -> None:
         self.current -= byte_count
 
+    def _do(self, work: int) -> None:
+        self.work += work
+
     def _borrow(self, byte_counts: Sequence[int]) -> None:
         """Count bytes that one operator needs one after the other, on top of its result."""
         self.peak = max(self.peak, *(self.current + byte_count for byte_count in byte_counts))
@@ -166,14 +174,16 @@ class _FusedAttention(TorchFunctionMode):
 
 
 class PeakMeter:
-    """Records for every module call the pass's peak memory when it starts and when it ends.
+    """Records for every module call the pass's peak memory and work when it starts and when it ends.
 
     Attributes:
         peaks: By module path and call index, the peak before the call and the one at its end.
+        works: The same for the work.
     """
 
     def __init__(self, live: LiveBytes) -> None:
         self.peaks: dict[str, list[tuple[int, int]]] = {}
+        self.works: dict[str, list[tuple[int, int]]] = {}
         self._live = live
         self._open: dict[str, list[int]] = {}
 
@@ -182,11 +192,13 @@ class PeakMeter:
         calls = self.peaks.setdefault(path, [])
         self._open.setdefault(path, []).append(len(calls))
         calls.append((self._live.peak, self._live.peak))
+        self.works.setdefault(path, []).append((self._live.work, self._live.work))
 
     def leave(self, path: str, output: object = None) -> None:
         """Note the end of the innermost open call of a module."""
         index = self._open[path].pop()
         self.peaks[path][index] = self.peaks[path][index][0], self._live.peak
+        self.works[path][index] = self.works[path][index][0], self._live.work
 
 
 @lru_cache(maxsize=4096)

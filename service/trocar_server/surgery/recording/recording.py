@@ -99,6 +99,8 @@ class ModuleCall:
         peak_bytes_before: Peak memory of the pass in bytes until the call started, see
         `Recording.peak_bytes`.
         peak_bytes: The same until the call ended.
+        work_before: Multiply-adds of the pass until the call started, see `Recording.work`.
+        work: The same until the call ended.
         after_module: Of a function: the last step of the modules' clock before it.
         positional: How many of its inputs were passed by position.
         sink: Of a softmax: the columns that the model drops after it; None for none.
@@ -110,6 +112,8 @@ class ModuleCall:
     outputs: list[Leaf] = field(default_factory=list)
     peak_bytes_before: int = 0
     peak_bytes: int = 0
+    work_before: int = 0
+    work: int = 0
     after_module: int = 0
     positional: int = 0
     sink: Sink | None = None
@@ -155,6 +159,7 @@ class Recording:
         attention: Those of `functions` that compute attention; None when not recorded.
         peak_bytes: Peak memory of the pass in bytes, beyond inputs, parameters, buffers and collected
         values; 0 where it was not counted. See Note: [Workspaces of a pass].
+        work: Multiply-adds of the pass, at least; 0 where they were not counted. See `multiply_adds`.
         is_predicted: Whether no such pass ran. See Note: [Symbolic recording].
         written: Names of the parameters and buffers that the pass wrote to; empty where it was not symbolic.
     """
@@ -166,6 +171,7 @@ class Recording:
     functions: Mapping[str, ModuleRecord] | None = None
     attention: Mapping[str, ModuleRecord] | None = None
     peak_bytes: int = 0
+    work: int = 0
     is_predicted: bool = False
     written: frozenset[str] = frozenset()
 
@@ -234,10 +240,12 @@ class Recorder:
         self._seen.clear()
 
     def settle_peaks(self, meter: PeakMeter) -> None:
-        """Set each call's peaks from the same call of the second pass."""
+        """Set each call's peaks and work from the same call of the second pass."""
         for path, peaks in meter.peaks.items():
-            for call, (before, after) in zip(self.calls.get(path, []), peaks, strict=False):
+            pairs = zip(self.calls.get(path, []), peaks, meter.works[path], strict=False)
+            for call, (before, after), (work_before, work) in pairs:
                 call.peak_bytes_before, call.peak_bytes = before, after
+                call.work_before, call.work = work_before, work
 
     def _tick(self) -> int:
         self.clock += 1
@@ -301,7 +309,7 @@ def record_calls(
             recorder.settle_peaks(meter)
     records = _in_execution_order(module, recorder.calls, watch)
     names = (name for name, tensor in state.items() if watch is not None and watch.last_write(tensor))
-    return Recording(records, is_symbolic, peak_bytes=live.peak, written=frozenset(names))
+    return Recording(records, is_symbolic, peak_bytes=live.peak, work=live.work, written=frozenset(names))
 
 
 def _record_counted(
@@ -316,9 +324,8 @@ def _record_counted(
     if dict(module.named_modules()).keys() - known.keys():  # created by the first pass, without hooks
         return _record_counted(module, args, kwargs, LiveBytes(live.limit))
     recorder.settle_peaks(meter)
-    return Recording(
-        _in_execution_order(module, recorder.calls, None), is_symbolic=False, peak_bytes=live.peak
-    )
+    records = _in_execution_order(module, recorder.calls, None)
+    return Recording(records, is_symbolic=False, peak_bytes=live.peak, work=live.work)
 
 
 def structure_of(records: Mapping[str, ModuleRecord]) -> Mapping[str, ModuleRecord]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from threading import Event, Lock
 from typing import Any
 
@@ -56,16 +57,19 @@ class NotSymbolicError(Exception):
 
 
 class SizeTape(LiveBytes):
-    """Allocations of a pass in order, for sizes that are not numbers yet.
+    """Allocations and work of a pass in order, for sizes that are not numbers yet.
 
     Attributes:
         changes: Sign and bytes of each change of the live bytes.
         peak: A position on the tape, instead of bytes.
+        works: Multiply-adds of each operator that has some.
+        work: A position among them, instead of their sum.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[tuple[int, int]] = []
+        self.works: list[int] = []
 
     def _take(self, byte_count: int) -> None:
         self._note(1, byte_count)
@@ -77,6 +81,10 @@ class SizeTape(LiveBytes):
         for byte_count in byte_counts:
             self._note(1, byte_count)
             self._note(-1, byte_count)
+
+    def _do(self, work: int) -> None:
+        self.works.append(work)
+        self.work = len(self.works)
 
     def _note(self, sign: int, byte_count: int) -> None:
         self.changes.append((sign, byte_count))
@@ -91,7 +99,7 @@ class SymbolicRecording:
         dynamic: Position of each size that may vary, as argument and dimension.
         fixed: Shapes with 0 for the sizes that may vary.
         template: The recording. Its shapes and strides are positions in the list of numbers, its peaks
-        positions on the tape.
+        and work positions on the tape.
     """
 
     dynamic: tuple[tuple[int, int], ...]
@@ -101,19 +109,21 @@ class SymbolicRecording:
     _numbers: Callable[..., tuple[int, ...]]
     _signs: Any
     _changes: Any
+    _works: Any
 
     def recording(self, shapes: Shapes) -> Recording | None:
         """Return the recording for inputs of these shapes; None where the pass may take another path."""
         sizes = self._sizes(shapes)
         if sizes is None or not self._conditions(*sizes):
             return None
-        values = _Values(self._numbers(*sizes), self._signs, self._changes)
+        values = _Values(self._numbers(*sizes), self._signs, self._changes, self._works)
         template = self.template
         return replace(
             template,
             modules=PredictedRecords(template.modules, values),
             attention=None if template.attention is None else PredictedRecords(template.attention, values),
             peak_bytes=values.peaks[template.peak_bytes],
+            work=values.works[template.work],
             is_predicted=True,
         )
 
@@ -136,15 +146,20 @@ class SymbolicRecording:
 class _Values:
     """The numbers of one prediction."""
 
-    def __init__(self, numbers: tuple[int, ...], signs: Any, changes: Any) -> None:
+    def __init__(self, numbers: tuple[int, ...], signs: Any, changes: Any, works: Any) -> None:
         self.numbers = numbers
-        self._signs, self._changes = signs, changes
+        self._signs, self._changes, self._works = signs, changes, works
 
     @cached_property
     def peaks(self) -> list[int]:
         """Peak bytes by position on the tape."""
         live = np.cumsum(self._signs * np.array(self.numbers, np.int64)[self._changes])
         return [0, *np.maximum.accumulate(np.maximum(live, 0)).tolist()]
+
+    @cached_property
+    def works(self) -> list[int]:
+        """Multiply-adds by position on the tape."""
+        return list(accumulate((self.numbers[position] for position in self._works), initial=0))
 
 
 class PredictedRecords(Mapping[str, ModuleRecord]):
@@ -183,6 +198,8 @@ class PredictedRecords(Mapping[str, ModuleRecord]):
             outputs=[self._leaf(leaf) for leaf in call.outputs],
             peak_bytes_before=self._values.peaks[call.peak_bytes_before],
             peak_bytes=self._values.peaks[call.peak_bytes],
+            work_before=self._values.works[call.work_before],
+            work=self._values.works[call.work],
         )
 
     def _leaf(self, leaf: Leaf) -> Leaf:
@@ -319,6 +336,7 @@ class _Expressions:
         attention = None if recording.attention is None else self._records(recording.attention)
         template = replace(recording, modules=self._records(recording.modules), attention=attention)
         changes = np.array([self._position(size) for _, size in tape.changes], np.int64)
+        works = [self._position(work) for work in tape.works]
         return SymbolicRecording(
             tuple(self._symbols.values()),
             tuple(tuple(0 if isinstance(s, torch.SymInt) else s for s in shape) for shape in self._shapes),
@@ -327,6 +345,7 @@ class _Expressions:
             self._compiled("(" + "".join(f"{self._text(e)}, " for e in self._positions) + ")"),
             np.array([sign for sign, _ in tape.changes], np.int64),
             changes,
+            works,
         )
 
     def _conditions(self) -> list[str]:

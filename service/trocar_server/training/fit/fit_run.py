@@ -9,6 +9,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.schedule.device import device_user
 from trocar_server.errors import TRAINER_MOVED, ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.surgery.guard import PassAborted
@@ -92,6 +93,7 @@ class FitRun:
         if self.fit.needs_workers and not await self._prepare():
             return []
         guard = PassGuard(None)
+        device_user.set(self.trainer.trainer_id)
         events = await engine.run(lambda: self.fit.advance(guard), guard, None)
         self.trainer.use()
         if self.waiting is None:

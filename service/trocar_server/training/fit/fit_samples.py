@@ -66,6 +66,7 @@ class DatasetSamples:
         seed: The trainer's seed, for augmentations.
         processing: Processing of a data set of texts or sound; not needed for others.
         kept_bytes: Memory for samples that were read, by batch; 0 to read them whenever they are needed.
+        check: Refuses a batch that cannot be run.
 
     Raises:
         ServiceError: The model cannot take the data set's samples; see `check_dataset`.
@@ -78,7 +79,9 @@ class DatasetSamples:
         seed: int,
         processing: InputProcessing | None = None,
         kept_bytes: int = 0,
+        check: Callable[[Batch], None] = lambda _: None,
     ) -> None:
+        self._check = check
         check_dataset(reader.info, hosted)
         self._kept: dict[tuple[int, ...], LoadedSamples] = {}
         self._free_bytes = kept_bytes
@@ -109,13 +112,17 @@ class DatasetSamples:
         """Return samples on the model's device, augmented for an epoch.
 
         Raises:
-            ServiceError: `DATASET_CORRUPT`, `STORAGE_UNAVAILABLE` and others; see `DatasetReader.load`.
+            ServiceError: `DATASET_CORRUPT`, `STORAGE_UNAVAILABLE` and others, see `DatasetReader.load`; or as
+                `check` raises.
         """
         loaded, tokenized = self._loaded(tuple(indices.tolist()))
         info = self._reader.info
         if tokenized is not None and self._processing is not None:
-            return to_processed_batch(loaded, *tokenized, info, self._hosted, self._processing.losses)
-        return to_batch(loaded, info, self._hosted, augmentation, seed=self._seed, epoch=epoch)
+            batch = to_processed_batch(loaded, *tokenized, info, self._hosted, self._processing.losses)
+        else:
+            batch = to_batch(loaded, info, self._hosted, augmentation, seed=self._seed, epoch=epoch)
+        self._check(batch)
+        return batch
 
     def announce(self, indices: Tensor) -> None:
         """Prefetch a batch; an earlier prefetch that was never used is dropped."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from enum import StrEnum, unique
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trocar_server.engine.request.plan import Payload
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
 from trocar_server.processing.inputs import ProcessorInput, TextOptions
+from trocar_server.surgery import PassGuard
 from trocar_server.tasks import begin, shielded
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.order import split_order
@@ -207,6 +209,11 @@ class Fits:
             run.settle()
 
     @property
+    def running_ids(self) -> set[str]:
+        """Return the ids of the trainers with an active fit."""
+        return set(self._runs)
+
+    @property
     def held_count(self) -> int:
         """Return the number of fits that wait for `let_go_on`, without those that their users paused."""
         return sum(run.is_held and not run.is_paused for run in self._runs.values())
@@ -312,7 +319,8 @@ class Fits:
                 kept_bytes = KEPT_BYTES if readers and spec.epochs > 1 else 0
                 hosted, seed = trainer.core.hosted, trainer.spec.seed
                 processing = self._processing(trainer, spec)
-                readers.append(DatasetSamples(opened, hosted, seed, processing, kept_bytes))
+                check = partial(trainer.refuse_long, guard=PassGuard())
+                readers.append(DatasetSamples(opened, hosted, seed, processing, kept_bytes, check))
             await asyncio.to_thread(import_parts, trainer.core, spec)
             run: FitRun
 
