@@ -54,8 +54,8 @@ test: .venv/.dev  ## Run the tests, long lists by sample (PYTEST_ARGS="-k name" 
 test-changed: .venv/.dev  ## Run the tests of what differs from the last commit, in minutes (BASE=main for another one)
 	$(SAMPLE) $(BIN)/python -m tools.changed_tests $(if $(BASE),--base $(BASE)) -- $(PYTEST) $(SAMPLED) $(PYTEST_ARGS)
 
-test-all: .venv/.dev  ## Run every test with all parameters, and keep which tests reach what for test-changed
-	$(BIN)/python $(PYTEST) --record $(PYTEST_ARGS)
+test-all: .venv/.dev  ## Run every test with all parameters (RECORD=1: keep which tests reach what, for test-changed)
+	$(BIN)/python $(PYTEST) $(if $(RECORD),--record) $(PYTEST_ARGS)
 
 test-newest test-floors: test-%: .venv/.dev  ## Run the parts that dependencies can break, with the newest or the oldest that pip may choose
 	$(BIN)/python -m tools.make_environment $*

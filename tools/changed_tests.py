@@ -10,17 +10,16 @@ A test file that differs runs whole.
 """
 
 import argparse
-import ast
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.selection import test_map
-from tests.support.selection.reached import name_of
+from tests.support.selection.reached import spans_of
 from tests.support.selection.test_map import Test, TestMap
 from tools.importing_tests import importing_tests
 
@@ -83,26 +82,14 @@ def changed_lines(diff: str) -> set[int]:
 
 def functions_at(source: str, file: str, lines: set[int] | None) -> list[str]:
     """Return the functions in which lines stand (None: all), the whole file for lines outside of them."""
-    spans = list(_spans(ast.parse(source), ""))
+    spans = spans_of(source)
     if lines is None:
-        return [name_of(file, name) for name, _, _ in spans] or [f"{file}::"]
+        return [f"{file}::{name}" for name, _, _ in spans] or [f"{file}::"]
     names = dict[str, None]()
     for line in sorted(lines):
         inside = [name for name, first, last in spans if first <= line <= last]
-        names.setdefault(name_of(file, inside[-1]) if inside else f"{file}::")
+        names.setdefault(f"{file}::{inside[-1] if inside else ''}")
     return list(names)
-
-
-def _spans(tree: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each function outside of functions, with its first and last line."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            yield prefix + node.name, first, node.end_lineno or node.lineno
-        elif isinstance(node, ast.ClassDef):
-            yield from _spans(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.If | ast.Try | ast.With):
-            yield from _spans(node, prefix)
 
 
 def choices(change: Change, known: TestMap) -> list[list[Test]]:

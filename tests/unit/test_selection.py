@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.selection import reached, test_map
+from tests.support.selection import test_map
 from tests.support.selection.test_map import Test, TestMap
 from tools.changed_tests import Change, changed_lines, choices, chosen, functions_at
 from tools.importing_tests import importing_tests
@@ -131,17 +131,15 @@ def test_a_function_keeps_the_narrowest_tests_of_several_files() -> None:
     assert kept == [f"tests/{file}.py::test_{i}" for i in range(4) for file in "ab"]
 
 
-@pytest.mark.skipif(not reached.supported(), reason="this Python has one profiler for all threads")
 def test_functions_of_every_thread_are_recorded() -> None:
     code = """
 import threading
-from tests.support.selection import reached
-recorder = reached.Recorder()
+from tests.support.selection.reached import Recorder
+recorder = Recorder()
 from trocar_api.byte_sizes import byte_count
+recorder._take()
 recorder._test = "test"
-def work():
-    byte_count(4096)
-thread = threading.Thread(target=work)
+thread = threading.Thread(target=byte_count, args=(4096,))
 thread.start()
 thread.join()
 print(*sorted(recorder.close()["test"]["functions"]))

@@ -1,23 +1,20 @@
 """Which functions of Trocar each test reaches, recorded while a whole run goes on.
 
-    make test-all                # keeps tests/reached.json, from which `make test-changed` chooses
+    make test-all RECORD=1       # writes tests/reached.json, from which `make test-changed` chooses
 
-A profiler of the standard library (cProfile's, in C) counts calls on the thread of the tests and on every
-thread that starts during them, servers' included; what runs in processes of their own is not seen. Tracing
-lines, as coverage.py does, takes half as long again as the tests; this takes a tenth.
+coverage.py traces the lines of the process of the tests, servers in its threads included; what runs in
+processes of its own is not seen. It makes a run half as long again, so CI does without.
 """
 
 from __future__ import annotations
 
-import cProfile
-import gc
+import ast
 import json
-import sys
-import threading
 import time
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import coverage
 import pytest
 
 from tests.support import ROOT
@@ -25,22 +22,41 @@ from tests.support.selection.sampling import SAMPLE, function_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
 Reached = dict[str, dict[str, Any]]
 """By test: `seconds`, `cases` (of its parameters), and `functions`, as `service/a.py::Class.method`."""
 
-_PREFIX = f"{ROOT}/"
-_SUITE = (f"{ROOT}/tests/", f"{ROOT}/.venv")
+_SOURCES = [f"{ROOT}/{folder}/*" for folder in ("service", "client", "proto", "tools", "benchmarks")]
 
 
-def supported() -> bool:
-    """Whether this Python counts the calls of each thread apart: from 3.12 on, a process has one profiler."""
-    return sys.version_info < (3, 12)
+def spans_of(source: str) -> list[tuple[str, int, int]]:
+    """Return each function outside of functions, with its first and last line, decorators included."""
+    return list(_spans(ast.parse(source), ""))
 
 
-def name_of(file: str, qualname: str) -> str:
-    """Return a function's name in the map: functions inside of it count as itself."""
-    return f"{file}::{qualname.partition('.<locals>')[0]}"
+def _spans(tree: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield prefix + node.name, first, node.end_lineno or node.lineno
+        elif isinstance(node, ast.ClassDef):
+            yield from _spans(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _spans(node, prefix)
+
+
+@cache
+def _bodies(file: str) -> dict[int, str]:
+    """Return the function of each line of a file: of its body, which runs when it is called."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    lines = dict[int, str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines.update(dict.fromkeys(range(node.body[0].lineno, (node.end_lineno or 0) + 1), ""))
+    for name, first, last in spans_of(source):
+        lines.update({line: name for line in range(first, last + 1) if line in lines})
+    return lines
 
 
 class Recorder:
@@ -48,19 +64,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.reached: Reached = {}
-        self._profilers: dict[threading.Thread, cProfile.Profile] = {}
-        self._own = self._new()
         self._test = ""
-        threading.setprofile(self._on_thread)
-
-    def _new(self) -> cProfile.Profile:
-        profiler = cProfile.Profile(subcalls=False, builtins=False)
-        self._profilers[threading.current_thread()] = profiler
-        return profiler
-
-    def _on_thread(self, *_: Any) -> None:
-        """Count the calls of a thread that starts, in place of this function, which saw its first one."""
-        self._new().enable()
+        self._coverage = coverage.Coverage(data_file=None, config_file=False, include=_SOURCES)
+        self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
+        self._coverage.start()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -68,7 +75,6 @@ class Recorder:
         if (test := function_of(item)) != self._test:
             self._take()
             self._test = test
-        self._own.enable()  # a test may have put a profiler of its own in place
         begin = time.perf_counter()
         try:
             return (yield)
@@ -81,34 +87,22 @@ class Recorder:
         return self.reached.setdefault(self._test, {"seconds": 0.0, "cases": 0, "functions": set()})
 
     def _take(self) -> None:
-        """Move what was counted since the last test to that test."""
-        names: set[str] = set() if not self._test else self._entry()["functions"]
-        gc.disable()  # a finaliser could let a thread go on while its profiler is read
-        try:
-            for thread, profiler in list(self._profilers.items()):
-                names.update(_names(profiler))
-                profiler.clear()
-                if not thread.is_alive():
-                    del self._profilers[thread]
-        finally:
-            gc.enable()
+        """Move what was traced since the last test to that test."""
+        data = self._coverage.get_data()
+        if self._test:
+            names: set[str] = self._entry()["functions"]
+            for path in data.measured_files():
+                file = path.removeprefix(f"{ROOT}/")
+                bodies = _bodies(file)
+                reached = {bodies.get(line, "") for line in data.lines(path) or ()}
+                names.update(f"{file}::{name}" for name in reached if name)
+        data.erase()
 
     def close(self) -> Reached:
         """Stop recording; return what was recorded."""
         self._take()
-        threading.setprofile(None)
-        self._own.disable()
+        self._coverage.stop()
         return self.reached
-
-
-def _names(profiler: cProfile.Profile) -> Iterator[str]:
-    """Yield the functions of Trocar that a profiler has seen."""
-    for entry in profiler.getstats():
-        if isinstance(entry.code, str):
-            continue
-        file, qualname = entry.code.co_filename, entry.code.co_qualname
-        if file.startswith(_PREFIX) and not file.startswith(_SUITE) and not qualname.startswith("<"):
-            yield name_of(file.removeprefix(_PREFIX), qualname)
 
 
 def write_part(folder: Path, name: str, reached: Reached) -> None:
@@ -121,8 +115,5 @@ def read_parts(folder: Path) -> Iterator[tuple[str, float, set[str]]]:
     """Yield each test that was recorded: its name, the seconds of a sample of it, its functions."""
     for part in sorted(folder.glob("*.json")):
         for test, entry in json.loads(part.read_text(encoding="utf-8")).items():
-            yield (
-                test,
-                entry["seconds"] / max(1, entry["cases"]) * min(entry["cases"], SAMPLE),
-                set(entry["functions"]),
-            )
+            share = min(1.0, SAMPLE / max(1, entry["cases"]))
+            yield test, entry["seconds"] * share, set(entry["functions"])

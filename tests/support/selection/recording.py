@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.selection import reached, test_map
+from tests.support.selection import test_map
 
 if TYPE_CHECKING:
     import pytest
+
+    from tests.support.selection import reached
 
 _FOLDER = "TROCAR_RECORD_FOLDER"
 """Where the workers of a run leave what they recorded."""
@@ -22,7 +24,11 @@ class Recording:
     def __init__(self, config: pytest.Config) -> None:
         self._worker = os.environ.get("PYTEST_XDIST_WORKER", "")
         runs_tests = bool(self._worker) or not config.getoption("numprocesses", None)
-        self._recorder = reached.Recorder() if runs_tests else None
+        self._recorder: reached.Recorder | None = None
+        if runs_tests:
+            from tests.support.selection.reached import Recorder
+
+            self._recorder = Recorder()
         if not self._worker:
             os.environ[_FOLDER] = tempfile.mkdtemp(prefix="trocar-reached-")
         if self._recorder is not None:
@@ -30,6 +36,8 @@ class Recording:
 
     def finish(self, *, is_good: bool) -> str:
         """Write the part of this process, or the map; return what there is to say of it."""
+        from tests.support.selection import reached
+
         folder = Path(os.environ[_FOLDER])
         if self._recorder is not None:
             reached.write_part(folder, self._worker or "main", self._recorder.close())
@@ -53,4 +61,4 @@ def add_options(parser: pytest.Parser) -> None:
 
 def begin(config: pytest.Config) -> Recording | None:
     """Start recording, if this run does."""
-    return Recording(config) if config.getoption("record") and reached.supported() else None
+    return Recording(config) if config.getoption("record") else None
