@@ -114,3 +114,19 @@ def test_checkpointing_inside_leaves_only_the_inputs_of_blocks(tmp_path: Path) -
         # The input of each block is one, the last result another.
         assert spool.report().unique_bytes == 5 * 30 * 40 * 4
         loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("is_reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_chosen_modules_inside_a_block_leave_its_gradients_alone(tmp_path: Path, is_reentrant: bool) -> None:
+    found = []
+    for is_spooled in (False, True):
+        layers = blocks()
+        chosen = [layers[0], *(layer.layer for layer in layers)]
+        with open_spool(tmp_path / str(is_spooled), min_bytes=0, modules=chosen) as spool:
+            torch.manual_seed(2)
+            loss = inside(layers, spool if is_spooled else nullcontext(), is_reentrant)
+            loss.backward()
+        found.append([p.grad for p in layers.parameters() if p.grad is not None])
+    assert len(found[0]) == 8
+    assert are_equal(found[1], found[0])

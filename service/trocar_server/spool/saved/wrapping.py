@@ -3,16 +3,25 @@
 Hooks of saved tensors belong to a thread, hooks of modules do not. So a module that is wrapped brings its
 own: they are set when it is called and taken away behind its forward pass, also when that fails. Of nested
 ones the innermost counts.
+
+# Note: [Wrapped modules inside a checkpoint]
+`torch.utils.checkpoint` saves nothing of a part that it computes again. The second forward is in the backward
+pass, where the wrapping is gone: it would save more tensors than the first one, and autograd would get the
+wrong ones (torch 2.14; refused only where their shapes differ). So a module inside brings no hooks.
 """
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+
+_Stack: TypeAlias = list[tuple[nn.Module, AbstractContextManager[Any]]]
 
 
 class Wrapped(AbstractContextManager["Wrapped"]):
@@ -25,7 +34,7 @@ class Wrapped(AbstractContextManager["Wrapped"]):
     the thread: torch calls hooks of modules behind exceptions, not behind interrupts (2.14).
 
     Args:
-        modules: Each once or several times; what they contain is covered.
+        modules: Each once or several times; what they contain is covered, except checkpointed parts.
         hooks: Gives the hooks for one call, in whichever thread it is.
     """
 
@@ -50,12 +59,18 @@ class Wrapped(AbstractContextManager["Wrapped"]):
         self.remove()
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        hooks = self._hooks()
-        stack: list[tuple[nn.Module, saved_tensors_hooks]] = self._calls.__dict__.setdefault("stack", [])
+        hooks = nullcontext() if _is_recomputed() else self._hooks()
+        stack: _Stack = self._calls.__dict__.setdefault("stack", [])
         hooks.__enter__()
         stack.append((module, hooks))
 
     def _after(self, module: nn.Module, *_: Any) -> None:
-        stack: list[tuple[nn.Module, saved_tensors_hooks]] = self._calls.__dict__.get("stack", [])
+        stack: _Stack = self._calls.__dict__.get("stack", [])
         if stack and stack[-1][0] is module:  # not where the call failed before `_before`
-            stack.pop()[1].__exit__()
+            stack.pop()[1].__exit__(None, None, None)
+
+
+def _is_recomputed() -> bool:
+    """Whether a checkpoint receives what is saved here. See Note: [Wrapped modules inside a checkpoint]."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # None for none
+    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__

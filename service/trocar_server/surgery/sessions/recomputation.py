@@ -1,24 +1,37 @@
-"""Recomputation: a model's own activation checkpointing, off while a pass with gradients runs its forward.
+"""Recomputation: a model's own activation checkpointing, in a pass with hooks.
 
     with without_recomputation():
         model(batch)
 
+    with recomputation_in_graph(replay):
+        model(batch).sum().backward()
+
 # Note: [Recomputation and hooks]
-`torch.utils.checkpoint` runs a part of the model again in the backward pass. Hooks and edited parameters are
-removed by then, and calls are counted on: the derivatives would be those of the pass without edits, and
-nothing would tell. With use_reentrant=True the part has no graph before. So that part keeps its values
-instead, as any other does. Models import `checkpoint` by name; it looks up in its module, in each call, its
-generator or, with use_reentrant=True, its function of autograd: these are replaced.
+`torch.utils.checkpoint` runs a part of the model again in the backward pass. What sessions attach belongs to
+the first forward: hooks on modules count its calls, hooks on tensors belong to its graph, and edited
+parameters may be back by then. With use_reentrant=True the first forward has no graph at all: hooks on
+tensors are refused or have no effect, and values inside have no gradient. So
+
+- where hooks and edits are removed before the backward pass, the part keeps its values, as any other does;
+- where they stay, as in a training step, the part is computed again, but for its saved tensors only, as torch
+  does with use_reentrant=False: its graph is that of the first forward, with everything attached to it.
+
+Models import `checkpoint` by name; it looks up in its module, in each call, its generator or, with
+use_reentrant=True, its function of autograd: these are replaced. A recomputation may run in a thread of
+autograd (on a GPU), so it brings its settings with it.
 """
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils.checkpoint
+
+Replay: TypeAlias = Callable[[Callable[..., Any]], Callable[[], AbstractContextManager[None]]]
+"""Takes a checkpointed function before its first forward; returns the context of each recomputation of it."""
 
 _GENERATORS = (
     "_checkpoint_without_reentrant_generator_impl",  # torch 2.14
@@ -29,6 +42,8 @@ _GENERATORS = (
 class _Thread(threading.local):
     is_off = False
     """Whether checkpointing is off in this thread; another one may be training meanwhile."""
+    replay: Replay | None = None
+    """The contexts of recomputations in the first forward's graph; None for checkpointing as in torch."""
 
 
 _THREAD = _Thread()
@@ -48,11 +63,33 @@ def without_recomputation() -> Iterator[None]:
         with torch.autograd.graph.disable_saved_tensors_hooks(refused):
             yield
         return
-    before, _THREAD.is_off = _THREAD.is_off, True
+    with _settings(is_off=True):
+        yield
+
+
+@contextmanager
+def recomputation_in_graph(replay: Replay) -> Iterator[None]:
+    """Let checkpointed parts be recomputed for their saved tensors only, in this thread.
+
+    Of a forward pass inside the context, gradients and hooks on tensors are those of the same pass without
+    checkpointing, and as much memory is saved. The backward pass may run after the context.
+
+    Args:
+        replay: Gives the contexts of recomputations, which restore what the first forward has written.
+    """
+    _install()
+    with _settings(replay=replay):
+        yield
+
+
+@contextmanager
+def _settings(*, is_off: bool = False, replay: Replay | None = None) -> Iterator[None]:
+    before = _THREAD.is_off, _THREAD.replay
+    _THREAD.is_off, _THREAD.replay = is_off, replay
     try:
         yield
     finally:
-        _THREAD.is_off = before
+        _THREAD.is_off, _THREAD.replay = before
 
 
 @cache
@@ -69,8 +106,12 @@ def _install() -> bool:
 
 def _switchable(generator: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
     @wraps(generator)
-    def made(*args: Any, **kwargs: Any) -> Iterator[None]:
-        return _nothing() if _THREAD.is_off else generator(*args, **kwargs)
+    def made(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+        if _THREAD.is_off:
+            return _nothing()
+        if _THREAD.replay is not None and torch.is_grad_enabled():
+            function = _replayed(function, _THREAD.replay)
+        return generator(function, *args, **kwargs)
 
     return made
 
@@ -78,9 +119,26 @@ def _switchable(generator: Callable[..., Iterator[None]]) -> Callable[..., Itera
 def _switchable_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(apply)
     def made(function: Callable[..., Any], preserves_rng_state: bool, *args: Any) -> Any:
-        return function(*args) if _THREAD.is_off else apply(function, preserves_rng_state, *args)
+        if _THREAD.is_off:
+            return function(*args)
+        if _THREAD.replay is not None and torch.is_grad_enabled():
+            return torch.utils.checkpoint.checkpoint(
+                function, *args, use_reentrant=False, preserve_rng_state=preserves_rng_state
+            )
+        return apply(function, preserves_rng_state, *args)
 
     return made
+
+
+def _replayed(function: Callable[..., Any], replay: Replay) -> Callable[..., Any]:
+    """Return what torch calls for the recomputation; for the first forward it calls the function itself."""
+    context = replay(function)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        with context(), _settings(replay=replay):
+            return function(*args, **kwargs)
+
+    return again
 
 
 def _nothing() -> Iterator[None]:

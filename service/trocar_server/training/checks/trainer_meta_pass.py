@@ -14,7 +14,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica
-from trocar_server.surgery import Collector, Recording, TapSession, record_calls
+from trocar_server.surgery import Collector, Recording, TapSession, record_calls, without_recomputation
 from trocar_server.training.losses.loss_function import LossFunction, main_output
 from trocar_server.training.losses.loss_values import loss_target
 from trocar_server.training.model.head import replace_head
@@ -92,7 +92,8 @@ def influenced(
     args, kwargs = _example(hosted, recording)
     output: Any = None
     try:
-        with torch.enable_grad(), TapSession(module, targets, Collector(ends_pass=False)) as session:
+        session = TapSession(module, targets, Collector(ends_pass=False))
+        with torch.enable_grad(), without_recomputation(), session:
             output = module(*args, **kwargs)
     except Exception as error:
         raise ServiceError(

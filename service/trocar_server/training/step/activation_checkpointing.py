@@ -1,11 +1,14 @@
 """Activation checkpointing: recomputes modules in the backward pass instead of saving their activations.
 
+These are the modules that a trainer's spec names, and the parts that the model's own code checkpoints.
+
 # Note: [Buffers and recomputation]
-`torch.utils.checkpoint` (use_reentrant=False) runs a module's forward once more in the backward pass, with
-the random numbers of the first time. Buffers would be updated a second time: batch norm's statistics, for
-example, would count the batch twice. So the buffers are reset to their values before the first forward, and
-restored afterwards; where the module has replaced one by another tensor, the old one is put back meanwhile.
-Autograd's version counters are left unchanged, because the values are the same again.
+`torch.utils.checkpoint` runs a module's forward once more in the backward pass, with the random numbers of
+the first time. Buffers would be updated a second time: batch norm's statistics, for example, would count the
+batch twice. So the buffers are reset to their values before the first forward, and restored afterwards; where
+the module has replaced one by another tensor, the old one is put back meanwhile. Autograd's version counters
+are left unchanged, because the values are the same again. For the rest of a recomputation see
+Note: [Recomputation and hooks].
 
 # Note: [In-place inputs and recomputation]
 The second forward starts from the inputs' values at that time. A module that writes to its input, as an
@@ -15,8 +18,8 @@ modules only the outer ones are wrapped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery import recomputation_in_graph
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.optim.foreach import copy_all
 from trocar_server.training.step.rollback import buffer_places
@@ -57,6 +61,22 @@ def activation_checkpointing(modules: Mapping[str, nn.Module]) -> Iterator[None]
         yield
 
 
+def models_own_checkpointing(model: nn.Module) -> AbstractContextManager[None]:
+    """Let the parts that a model checkpoints itself have, inside the context, the results of other parts.
+
+    Gradients, hooks on tensors, random numbers and buffers are as without checkpointing.
+    """
+    return recomputation_in_graph(lambda part: _Buffers(_module_of(part) or model).replayed)
+
+
+def _module_of(part: Callable[..., Any]) -> nn.Module | None:
+    """Return the module that a checkpointed function is, or of which it is a method."""
+    while isinstance(part, partial):
+        part = part.func
+    owner = part if isinstance(part, nn.Module) else getattr(part, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
 def _wrap(path: str, module: nn.Module, undo: ExitStack) -> None:
     forward: Callable[..., Any] = module.forward
     had_own = "forward" in vars(module)
@@ -65,10 +85,10 @@ def _wrap(path: str, module: nn.Module, undo: ExitStack) -> None:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        contexts = _Buffers(module).contexts
         taken = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         versions = [tensor._version for tensor in taken]
-        output = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        with recomputation_in_graph(lambda _: _Buffers(module).replayed):
+            output = checkpoint(forward, *args, use_reentrant=False, **kwargs)
         if versions != [tensor._version for tensor in taken]:
             raise _writes(path, module)
         return output
@@ -100,11 +120,9 @@ class _Buffers:
         self._tensors = list({id(tensor): tensor for _, _, tensor in self._places}.values())
         self._before = [tensor.detach().clone() for tensor in self._tensors]
 
-    def contexts(self) -> tuple[Any, Any]:
-        return _nothing(), self._replayed()
-
     @contextmanager
-    def _replayed(self) -> Iterator[None]:
+    def replayed(self) -> Iterator[None]:
+        """Reset them inside the context."""
         present = [owner[name] for owner, name, _ in self._places]
         now = [tensor.detach().clone() for tensor in self._tensors]
         self._put([tensor for _, _, tensor in self._places], self._before)
@@ -121,8 +139,3 @@ class _Buffers:
             owner[name] = buffer
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self._tensors)):
             copy_all(self._tensors, values)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -34,7 +34,10 @@ from trocar_server.training.losses.teachers import make_teachers
 from trocar_server.training.model.amp import autocasting
 from trocar_server.training.model.trained_parameters import select_modules
 from trocar_server.training.spec.trainer_spec import LossSpec, TrainerSpec
-from trocar_server.training.step.activation_checkpointing import activation_checkpointing
+from trocar_server.training.step.activation_checkpointing import (
+    activation_checkpointing,
+    models_own_checkpointing,
+)
 from trocar_server.training.step.gradient_rule_targets import make_rules
 from trocar_server.training.step.in_backward import NonFiniteError
 from trocar_server.training.step.rollback import BufferBackup, check_replacement
@@ -120,6 +123,7 @@ class TrainingPass:
             contexts.enter_context(torch.enable_grad())
             if self._recurrent:  # first: what is recomputed below is then the forward from here
                 contexts.enter_context(differentiable_recurrence(self._recurrent))
+            contexts.enter_context(models_own_checkpointing(self._module))
             if self._recomputed:
                 contexts.enter_context(activation_checkpointing(self._recomputed))
             contexts.enter_context(self._guarded.asking(guard))

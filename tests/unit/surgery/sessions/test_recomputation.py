@@ -1,5 +1,7 @@
 """A model's own activation checkpointing, against the same model without it."""
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import trocar_server
 from trocar_server.engine.execute.collecting import PassSpec, Scoring, collect
 from trocar_server.engine.request.objective import Objective, Term, ValueScore
 from trocar_server.surgery import EditTarget, GradientPoint, PassGuard, Surgery, Target, parse_selector
@@ -77,3 +80,23 @@ def test_an_unknown_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(recomputation, "_install", lambda: False)
     with pytest.raises(RuntimeError, match="switch checkpointing off"):
         gradients(Saving(is_saving=True).eval().requires_grad_(False), ())
+
+
+def test_every_backward_pass_of_the_server_is_in_one_of_the_two_contexts() -> None:
+    source = Path(trocar_server.__file__).parent
+    files = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}
+    calls = {name: _backward_calls(ast.parse(text)) for name, text in files.items()}
+    assert {name: found for name, found in calls.items() if found} == {
+        "engine/execute/collecting.py": ["gradients.backward"],
+        "surgery/sessions/gradients.py": ["torch.autograd.grad", "torch.autograd.grad"],
+        "training/step/training_pass.py": ["(loss / share if share > 1 else loss).backward"],
+    }
+    assert "without_recomputation()," in files["engine/execute/collecting.py"]
+    assert "models_own_checkpointing(self._module)" in files["training/step/training_pass.py"]
+    patched = [name for name, text in files.items() if "CheckpointFunction" in text]
+    assert patched == ["surgery/sessions/recomputation.py"]
+
+
+def _backward_calls(tree: ast.AST) -> list[str]:
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if call.endswith((".backward", "autograd.grad"))]
