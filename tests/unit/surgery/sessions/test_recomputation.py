@@ -1,6 +1,8 @@
 """A model's own activation checkpointing, against the same model without it."""
 
 import ast
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,32 @@ def test_every_backward_pass_of_the_server_is_in_one_of_the_two_contexts() -> No
 def _backward_calls(tree: ast.AST) -> list[str]:
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [call for call in calls if call.endswith((".backward", "autograd.grad"))]
+
+
+class NestedSaving(Saving):
+    """A checkpointed part with another one inside."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.is_saving:
+            return self.fc(self.block(x))
+        return self.fc(checkpoint(self._outer, x, use_reentrant=self.use_reentrant))
+
+    def _outer(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_recomputation_in_a_thread_of_autograd_is_as_the_first_forward(use_reentrant: bool) -> None:
+    found = []
+    for is_saving in (False, True):
+        model = NestedSaving(is_saving=is_saving, use_reentrant=use_reentrant)
+        with recomputation.recomputation_in_graph(lambda _: nullcontext):
+            loss = model(ROWS.clone()).square().sum()
+        thread = threading.Thread(target=loss.backward)  # as on a GPU
+        thread.start()
+        thread.join()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for expected, computed in zip(*found, strict=True):
+        assert expected is not None
+        assert computed is not None
+        assert torch.equal(computed, expected)
