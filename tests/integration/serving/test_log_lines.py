@@ -63,8 +63,8 @@ def test_a_failed_call_has_its_reason(serve: Serve) -> None:
 
 
 def test_a_cancelled_call_has_a_line(serve: Serve, gate: Gate) -> None:
-    gate.hold()
     with capture_logs() as lines, raw_channel((running := serve(models=MODELS)).address) as channel:
+        gate.hold()  # not before: a model that is loaded runs to see whether it keeps state
         call = extract_call(channel, [request("gated", "last").SerializeToString()])
         assert gate.entered.wait(WAIT_S)
         call.cancel()
