@@ -163,7 +163,7 @@ def test_the_status_tells_what_waits_who_computes_and_what_is_cached(
     assert all(callers[name].byte_count > 0 for name in names)
     assert (busy_status.total.call_count, busy_status.total.waiting_count) == (4, 3)
     assert printed["queues"][0]["waiting_count"] == 3
-    assert [*printed] == ["queues", "callers", "total", "caches"]
+    assert [*printed] == ["queues", "callers", "total", "caches", "device"]
     assert (idle.total.call_count, idle.total.byte_count, idle.queues[0].waiting_count) == (0, 0, 0)
     used = {one.caller: one for one in idle.callers}
     assert all(used[name].used_s > 0 for name in names)
