@@ -69,7 +69,7 @@ class Kinds:
         assert isinstance(events, list)
         kinds = [event[0] for event in events]
         steps = [event[1] for event in events if event[0] == "step"]
-        once = [kind for kind in kinds if kind not in ("step", "epoch", "checkpoint", "cache")]
+        once = [kind for kind in kinds if kind not in ("step", "epoch")]
         return once == sorted(self._once) and sorted(steps) == [str(n + 1) for n in range(self._steps)]
 
     def __hash__(self) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.support.orders.doorway import Call
     from tests.support.orders.stepped_server import SteppedServer
 
+_NONE = Answer("")
 ANSWER_S = 120.0
 """Virtual seconds within which every call is answered."""
 
@@ -47,6 +48,8 @@ class Control:
 class _Sweep:
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, folder
+        self.told = _NONE
+        """What the caller had been told when the server was killed."""
 
     def served(self, name: str, folder: Path | None = None) -> Any:
         folder = folder or self.folder
@@ -76,8 +79,10 @@ class _Sweep:
             call = server.door.begin(self.case.method, *request, watch=watch)
             watch.act = self.act(event, server, call, watch, acts)
             answer = await self.answered(call)
+            await settled(tasks)  # the event may come in what the call has begun
             await asyncio.gather(*acts)
             if event is Event.STOP:
+                await server.stop()
                 await self.after_restart(control, event, answer, request)
             elif event is Event.KILL:
                 await self.after_kill(control, request)
@@ -103,6 +108,7 @@ class _Sweep:
 
         def kill() -> None:
             copied(self.folder, self.copy)
+            self.told = call.answer if call.task.done() else _NONE
 
         return {
             Event.CANCEL: call.cancel,
@@ -125,12 +131,12 @@ class _Sweep:
         self, server: SteppedServer, control: Control, answer: Answer, tasks: set[asyncio.Task[Any]]
     ) -> None:
         """Check the server after the event."""
-        await settled(tasks)
-        left = leaks(server, tasks)
-        assert not left, left
         if server.app.lifecycle.is_draining and not control.after["is_draining"]:
             undo = server_pb2.DrainRequest(action=server_pb2.DRAIN_ACTION_UNDO)
             assert (await server.door.ask("ServerService/Drain", undo)).is_ok
+        await settled(tasks)
+        left = leaks(server, tasks)
+        assert not left, left
         state = await look(server)
         self.check_state(control, state, answer)
         if Event.KILL in self.case.repeats_after:
@@ -177,7 +183,7 @@ class _Sweep:
     async def after_kill(self, control: Control, request: Request) -> None:
         """Start a server on the files as they were at the moment of the kill."""
         if self.copy.exists():  # the call may have fewer awaits in this order
-            await self.after_restart(control, Event.KILL, _NONE, request)
+            await self.after_restart(control, Event.KILL, self.told, request)
 
     async def after_restart(self, control: Control, event: Event, answer: Answer, request: Request) -> None:
         """Start a server on the files that another has left."""
@@ -189,9 +195,6 @@ class _Sweep:
                 self.check_state(replace(control, before=before, after=after), state, answer)
             if event in self.case.repeats_after:
                 await self.again(server, control, request, self.case.again_later)
-
-
-_NONE = Answer("")
 
 
 def differences(state: State, expected: State) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.engine.schedule.lease import ReplicaPool
 from trocar_server.models import ModelState
 from trocar_server.rpc.services import edit_store_service, trainer_service
-from trocar_server.training import trainer, trainers
+from trocar_server.training import publishing, trainer, trainers
 from trocar_server.training.datasets import DatasetStore
 from trocar_server.training.durable_steps import DurableSteps
 from trocar_server.training.fit.fitting import Fits
@@ -124,6 +124,7 @@ FAULTS = [
     Fault("a reservation stays", "Extract", Event.CANCEL, Reservation, "end", _nothing_at_once),
     Fault("a lease stays", "Extract", Event.CANCEL, ReplicaPool, "_give_back", _nothing_at_once),
     Fault("an acknowledged end is lost", "ControlFit-cancel", Event.STOP, Fits, "_control", _control),
+    Fault("a model is half removed", "UnpublishModel", Event.CANCEL, publishing, "shielded", _unshielded),
     Fault(
         "a repeated publication conflicts",
         "PublishTrainer",

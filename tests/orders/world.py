@@ -79,13 +79,15 @@ async def fits_rest(server: SteppedServer) -> None:
 async def fit_events(server: SteppedServer, trainer: Trainer) -> list[tuple[Any, ...]]:
     """Return the events of a trainer's fits, by kind and step, after a check that their numbers are in order.
 
-    Where a pause or its end comes between the others is a matter of chance.
+    Where a pause or its end comes between the others is a matter of chance; and so are the checkpoints, and
+    the times at which features are laid out, of a fit that was resumed.
     """
     if trainer.stored_facts.get("fit") is None:
         return []
     events = (await server.app.fits._logs.of(trainer.trainer_id)).since(0)
     assert [event.number for event in events] == list(range(len(events)))
-    return sorted((one.kind, *map(str, map(one.facts.get, ("step", "epoch", "loss")))) for one in events)
+    told = [one for one in events if one.kind not in ("cache", "checkpoint")]
+    return sorted((one.kind, *map(str, map(one.facts.get, ("step", "epoch", "loss")))) for one in told)
 
 
 async def trainer_state(trainer: Trainer) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.models.spec import check_model_id
+from trocar_server.tasks import shielded
 from trocar_server.training.files.published import PublishedStore
 from trocar_server.training.files.published_records import PublishedModel
 from trocar_server.training.files.snapshots import snapshot_weights
@@ -196,10 +197,13 @@ class Publishing:
             raise ServiceError(
                 ErrorReason.MODEL_CONFLICT, f"a trainer needs model '{model_id}'; close the trainer first"
             )
-        await asyncio.to_thread(storage.published.remove, model_id)
-        if self._lists(own[0]):
-            await self._engine.deployments.unload(model_id)
-            self._engine.catalogue.remove(model_id)
+        await shielded(self._remove(storage.published, own[0]))
+
+    async def _remove(self, store: PublishedStore, model: PublishedModel) -> None:
+        await asyncio.to_thread(store.remove, model.model_id)
+        if self._lists(model):
+            await self._engine.deployments.unload(model.model_id)
+            self._engine.catalogue.remove(model.model_id)
 
 
 def _taken(model_id: str) -> ServiceError:
