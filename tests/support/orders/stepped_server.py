@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from threading import current_thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +45,7 @@ class SteppedDevice(DeviceThread):
 
     def start(self) -> None:
         self._signals = _Signals(self._serve_one)  # type: ignore[assignment]
+        self._thread = current_thread()
 
     def _serve_one(self) -> None:
         with using(self._transfers):
