@@ -1,7 +1,7 @@
 """How many orders are tried: a share in the ordinary run, all of them or any number on demand.
 
 `TROCAR_ORDERS=0` tries every await of every call with every event, another number that many awaits with each
-event; without it two pairs of an event and an await are drawn for each call. `TROCAR_ORDERS_SEED` draws
+event; without it one event and one await are drawn for each call. `TROCAR_ORDERS_SEED` draws
 others.
 """
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 AMOUNT = int(os.environ.get("TROCAR_ORDERS", "-1"))
 SEED = int(os.environ.get("TROCAR_ORDERS_SEED", "0"))
-_ORDINARY = 2
+_ORDINARY = 1
 
 
 def pairs(events: Sequence[Item], await_count: int, of: str) -> list[tuple[Item, int]]:
