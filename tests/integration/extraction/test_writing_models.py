@@ -30,6 +30,8 @@ from tests.support.servers.serving import custom, rebuilt
 KINDS = {kind.__name__.lower(): kind for kind in (*WRITING, *STATEFUL)}
 ROWS = [noise(3, 4), 50 * noise(3, 4), noise(2, 4), 2 * noise(3, 4), 0 * noise(1, 4) + 60]
 """The second and the last reach the branches that rarely write."""
+IN_PLACE = KINDS.keys() - {"replaces", "registers", "addslater", "newparameter"}
+"""Those that never run compiled."""
 TOKENS = np.arange(8).reshape(2, 4)
 
 
@@ -45,6 +47,18 @@ class Rwkv(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> Any:
         return self.model(tokens.long()).logits.transpose(1, 2)
+
+
+class MaxNorm(nn.Module):
+    """An embedding that divides the rows that it reads where they are too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8, max_norm=0.5)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.last(self.embedding(tokens.long())).mean(1)
 
 
 class DynamicLlama(nn.Module):
@@ -70,14 +84,24 @@ class DynamicLlama(nn.Module):
 MODELS = {
     **{name: custom(kind, (4,), replicas=3) for name, kind in KINDS.items()},
     "rwkv": custom(Rwkv, (4,), replicas=3),
+    "maxnorm": custom(MaxNorm, (4,), replicas=2),
     "llama": custom(DynamicLlama, (4,), replicas=2),
 }
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server(models=MODELS, device="cpu") as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server on a Unix socket, for prepared calls."""
+    host = f"unix:{tmp_path_factory.mktemp('s')}/s"
+    engine = {"compile_after": 2, "openvino": False}
+    with running_server(models=MODELS, device="cpu", host=host, engine=engine) as running:
         yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[trocar.Client]:
+    with trocar.connect(server.app.rpc.address, retries=0) as connected:
+        yield connected
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +113,7 @@ def _unchanged(server: RunningServer) -> Iterator[None]:
         assert tensor_bits(deployed) == tensor_bits(rebuilt(KINDS.get(name) or _TEXTS[name])), name
 
 
-_TEXTS: dict[str, type[nn.Module]] = {"rwkv": Rwkv, "llama": DynamicLlama}
+_TEXTS: dict[str, type[nn.Module]] = {"rwkv": Rwkv, "llama": DynamicLlama, "maxnorm": MaxNorm}
 
 
 def alone(kind: type[nn.Module], rows: Array) -> Array:
@@ -111,9 +135,22 @@ def _streamed(client: trocar.Client, name: str, rows: Array) -> Array:
 
 
 def _prepared(client: trocar.Client, name: str, rows: Array) -> Array:
-    with client.prepare(name, rows, ["/out"]) as call:
-        call(noise(*rows.shape) * 9)
-        return call(rows)["/out"]
+    with client.prepare(name, rows, ["/out"]) as prepared:
+        prepared(noise(*rows.shape) * 9)
+        return prepared(rows)["/out"]
+
+
+def _swapped(client: trocar.Client, name: str, rows: Array) -> Array:
+    """A source pass, on the same inputs, before the pass itself."""
+    edits = [trocar.edit("layer", "swap", source="other")]
+    return client.extract(name, rows, ["/out"], edits=edits, sources={"other": rows})["/out"]
+
+
+def _compiled(client: trocar.Client, name: str, rows: Array) -> Array:
+    """Exact, but asked as those that may be compiled."""
+    maps = client.extract(name, rows, ["/out"], numerics="fast")
+    assert maps.execution.numerics == "exact" or name not in IN_PLACE
+    return maps["/out"]
 
 
 def _edited(client: trocar.Client, name: str, rows: Array) -> Array:
@@ -123,6 +160,9 @@ def _edited(client: trocar.Client, name: str, rows: Array) -> Array:
 WAYS: dict[str, Callable[[trocar.Client, str, Array], Array]] = {
     "extract": _extracted,
     "stream": _streamed,
+    "prepared": _prepared,
+    "swap": _swapped,
+    "compiled": _compiled,
     "edit": _edited,
 }
 
@@ -218,6 +258,36 @@ def test_rwkv_is_that_of_transformers_before_beside_and_after_training(
             tuned = fresh(torch.from_numpy(TOKENS)).numpy()
         for _ in range(3):
             assert np.array_equal(_extracted(client, trainer.trainer_id, TOKENS), tuned)
+
+
+@pytest.mark.parametrize("trainable", ["last", "embedding"])
+def test_an_embedding_with_max_norm_is_that_of_torch(client: trocar.Client, trainable: str) -> None:
+    trained = rebuilt(MaxNorm).requires_grad_(False)
+    part = trained.get_submodule(trainable).requires_grad_()
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.5)
+    with client.train("maxnorm", trainable=[trainable], optimizer=trocar.sgd(lr=0.5)) as trainer:
+        for step in range(3):
+            tokens = TOKENS + step
+            loss = functional.cross_entropy(trained(torch.from_numpy(tokens)), torch.tensor([0, 1]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            assert trainer.step(tokens, [0, 1]).loss == loss.item()
+            assert np.array_equal(_extracted(client, "maxnorm", tokens), alone(MaxNorm, tokens))
+        with torch.no_grad():
+            tuned = copy.deepcopy(trained)(torch.from_numpy(TOKENS)).numpy()
+        assert np.array_equal(_extracted(client, trainer.trainer_id, TOKENS), tuned)
+
+
+@pytest.mark.parametrize("trainable", ["model.head", "model"])
+def test_a_published_rwkv_is_the_trainers_model(client: trocar.Client, trainable: str) -> None:
+    with client.train("rwkv", trainable=[trainable], optimizer=trocar.sgd(lr=0.1)) as trainer:
+        for _ in range(2):
+            trainer.step(TOKENS, np.ones((2, 4), np.int64))
+        shown = _extracted(client, trainer.trainer_id, TOKENS)
+        trainer.publish("tuned")
+    assert np.array_equal(_extracted(client, "tuned", TOKENS), shown)
+    client.unpublish("tuned")
 
 
 def test_dynamic_rope_forgets_a_longer_text(client: trocar.Client) -> None:
