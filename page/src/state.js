@@ -45,10 +45,14 @@ const place = computed(() => [view.model.value, view.module.value, view.port.val
 /** Whether `modules` and `categories` are those of the chosen model. */
 export const isDescribed = computed(() => Boolean(described.value) && described.value === view.model.value);
 
+/** The last pass where it is of the shown input and model; null while there is none, as in the first pass of a new input. */
+export const current = computed(() =>
+  result.value?.input === input.value && result.value.model === view.model.value ? result.value : null);
+
 /** The values of the chosen module in the last pass. */
 export const collected = computed(() =>
-  result.value?.place === place.value && view.module.value
-    ? result.value.maps.filter(({ map }) => map.path !== "") : []);
+  current.value?.place === place.value && view.module.value
+    ? current.value.maps.filter(({ map }) => map.path !== "") : []);
 /** Paths of modules that compute an attention. */
 export const attentions = signal([]);
 /** Whether the chosen module has one attention to show, its own or that of a module inside. */
@@ -57,9 +61,9 @@ export const hasAttention = computed(() => {
   return attentions.value.filter((one) => one === path || one.startsWith(`${path}.`)).length === 1;
 });
 /** The tokens of a text, as the vocabulary spells them; null where the input has none. */
-export const tokens = computed(() => result.value?.processed[0]?.samples[0]?.tokens ?? null);
+export const tokens = computed(() => current.value?.processed[0]?.samples[0]?.tokens ?? null);
 /** `[number, name, score]` of the best classes in the last pass; empty where the output is no scores of classes. */
-export const best = computed(() => bestClasses(result.value?.maps));
+export const best = computed(() => bestClasses(current.value?.maps));
 
 /** The scores of all classes in a pass that has the model's output; null where that is no scores of classes. */
 export function scoresOf(maps) {

@@ -22,8 +22,12 @@ const UNIT = [0, 1];
 const chosen = parameters("attribute", { method: "grad_cam", target: "", at: "", setting: "", opacity: "0.6" });
 const work = new Latest();
 const share = signal(null);
-/** `{kind, asked, found}` of the last computation; null without one. */
+/** `{kind, asked, found, key}` of the last computation; null without one. */
 const result = signal(null);
+
+const NAMES = ["method", "target", "at", "setting"];
+/** What is chosen beside the input: of another choice, the last result is not shown. */
+const keyOf = () => JSON.stringify([view.model.value, ...NAMES.map((name) => chosen[name].value)]);
 
 /** The number of a class by its number or name; null for the predicted one. */
 function targetOf(text) {
@@ -48,13 +52,14 @@ function question() {
 
 async function run() {
   const kind = input.value.kind === "text" ? "text" : chosen.method.value === HEALTH ? HEALTH : "map";
+  const key = keyOf();
   share.value = null;
   const found = await work.start(`Attributing with ${view.model.value}`, async (signal) => {
     const asked = question();
     return { kind, asked, found: await ANSWERS[kind](asked, options(signal)) };
   });
   share.value = null;
-  if (found) result.value = found;
+  if (found) result.value = { ...found, key };
 }
 
 const ANSWERS = {
@@ -152,10 +157,10 @@ function Shown() {
     if (!isDescribed.value) return undefined; // a class by its name is one of the new model's
     run();
     return () => work.stop();
-  }, [input.value, isDescribed.value, categories.value, view.model.value, ...["method", "target", "at", "setting"].map((name) => chosen[name].value)]);
-  const { kind, asked, found } = result.value ?? {};
-  const Found = asked?.model === view.model.value && asked.input === input.value ? VIEWS[kind] : null;
-  return html`<${Controls} />${Found ? html`<${Found} asked=${asked} found=${found} />` : html`<p class="hint">${working.value}</p>`}`;
+  }, [input.value, isDescribed.value, categories.value, view.model.value, ...NAMES.map((name) => chosen[name].value)]);
+  const { kind, asked, found, key } = result.value ?? {};
+  const Found = key === keyOf() && asked.input === input.value ? VIEWS[kind] : null;
+  return html`<${Controls} />${Found ? html`<${Found} asked=${asked} found=${found} />` : html`<p class="hint">${working.value || "Nothing was computed."}</p>`}`;
 }
 
 function Attribute() {

@@ -5,7 +5,7 @@ import { parameters } from "../address.js";
 import { DROPPED, offeredSources, runEdited } from "../edited_passes.js";
 import { isKnown, isOfGradient, isOfParameter, OPERATIONS, sourcesOf, unitVectors } from "../edits.js";
 import { html } from "../html.js";
-import { best, categories, collected, input, options, result, scoresOf, second, tokens, view } from "../state.js";
+import { best, categories, collected, current, input, options, scoresOf, second, tokens, view } from "../state.js";
 import { pairsOf, Pair } from "../views/before_after.js";
 import { BestChange } from "../views/best.js";
 import { Copy } from "../views/copy.js";
@@ -17,7 +17,7 @@ import { Field } from "../views/field.js";
 import { Save } from "../views/save.js";
 import { SecondImage } from "../views/second_image.js";
 import { StoredEdits } from "../views/stored_edits.js";
-import { Latest } from "../work.js";
+import { Latest, working } from "../work.js";
 
 const chosen = parameters("change", { edits: "[]", at: "0", place: "", target: "", text: "", order: "strongest", scale: "common" });
 /** `{key, input, before, after, passes}` of the last passes with edits; null without them. */
@@ -50,7 +50,7 @@ async function run(key, edits) {
   const given = { target: targetOf(), text: chosen.text.value };
   const found = await pass.start(`Running ${view.model.value} with edits`, (signal) => runEdited(edits, given, options(signal)));
   if (found) changed.value = { ...found, key, input: own };
-  else if (!pass.isRunning && changed.value?.input !== own) changed.value = null;
+  else if (!pass.isRunning) changed.value = null; // of other edits
 }
 
 function picked(edit, indices, width, channelDim) {
@@ -109,7 +109,7 @@ function Verdict({ found, before, isStale }) {
   const pairs = pairsOf(before, found.after);
   return html`
     <section class="after" aria-label="Before and after" aria-busy=${String(isStale)}>
-      <${BestChange} before=${scoresOf(found.before ?? result.value?.maps)} after=${scoresOf(found.after)} nameOf=${nameOf} />
+      <${BestChange} before=${scoresOf(found.before ?? current.value?.maps)} after=${scoresOf(found.after)} nameOf=${nameOf} />
       <${Copy} passes=${found.passes}>
         ${pairs.map(({ after }) => html`
           <${Save} key=${after.map.name} tensor=${after.tensor} name="after-${after.map.name}" label=${`Save what came out as .npy${pairs.length > 1 ? `: ${after.map.name}` : ""}`} />`)}
@@ -125,12 +125,13 @@ function Change() {
   const key = JSON.stringify([running, view.model.value, view.module.value, view.port.value, chosen.target.value, chosen.text.value]);
   const ownSecond = sourcesOf(running).includes(DROPPED) ? second.value : null;
   useEffect(() => {
-    if (!running.length || !input.value || !result.value) {
+    if (!running.length || !input.value || !current.value) {
       pass.stop();
       changed.value = null;
     } else run(key, running);
-  }, [key, result.value, ownSecond]);
-  const found = changed.value?.input === result.value?.input ? changed.value : null; // never beside a pass of another input
+  }, [key, current.value, ownSecond]);
+  const found = changed.value?.input === input.value ? changed.value : null; // never beside another input
+  const isStale = found?.key !== key;
   const before = found?.before?.filter(({ map }) => map.name !== "/out") ?? collected.value;
   const own = useEditedValue(edit, before);
   if (!input.value) return html`<p class="hint">Give the model an input, then choose a module to change.</p>`;
@@ -147,10 +148,12 @@ function Change() {
       <${EditPlace} chosen=${chosen.place} onAdd=${(place) => add({ at: place, op: "scale", factor: 0 })} />
       ${edit && html`<${EditForm} key=${at} edit=${edit} value=${own} sources=${offeredSources()} tokens=${tokens.value} onChange=${replace} />`}
       <${Needs} edits=${edits.filter((one) => typeof one !== "string")} />
-      ${running.length > 0 && found && html`<${Verdict} found=${found} before=${before} isStale=${found.key !== key} />`}
+      ${running.length > 0 && found && html`<${Verdict} found=${found} before=${before} isStale=${isStale} />`}
+      ${running.length > 0 && !found && html`<p class="hint">${working.value || "Nothing was computed with these edits."}</p>`}
       ${edit && html`<${ChannelPicker} key=${edit.at} edit=${edit} value=${own} chosen=${chosen} onPick=${pick} />`}
       <${StoredEdits} edits=${edits} onUse=${add} />
-      ${running.length > 0 && found && pairsOf(before, found.after).map((pair) => html`<${Pair} key=${pair.before.map.name} ...${pair} />`)}
+      ${running.length > 0 && found && html`<div class="after-values" aria-busy=${String(isStale)}>
+        ${pairsOf(before, found.after).map((pair) => html`<${Pair} key=${pair.before.map.name} ...${pair} />`)}</div>`}
     </section>`;
 }
 

@@ -19,6 +19,8 @@ const REFUSALS = ["PERMISSION_DENIED", "UNAUTHENTICATED"];
 /** `DrainResponse`; null for callers without the scope. */
 const state = signal(null);
 const changes = signal(null);
+/** Whether the server did not answer when it was last asked. */
+const isLost = signal(false);
 /** `GetServerStatusResponse`; null until it is known. */
 const status = signal(null);
 
@@ -57,6 +59,7 @@ const limits = computed(() => Object.entries(server.value?.limits ?? {}).filter(
 async function look() {
   const [reply, work, info, listed] = await Promise.all([
     ask(DrainAction.UNSPECIFIED), call(ServerService.method.getServerStatus, {}, options()), api.serverInfo(options()), api.listModels(options())]);
+  isLost.value = false;
   state.value = reply;
   status.value = work;
   server.value = info;
@@ -69,6 +72,7 @@ async function drain(action, what) {
 }
 
 async function reload() {
+  changes.value = null;
   const reply = await during("Reloading the configuration", () => call(ServerService.method.reloadConfig, {}, options()));
   if (!reply) return;
   changes.value = reply.changes;
@@ -87,7 +91,7 @@ const python = ["import trocar", "", "client = trocar.connect()", "print(client.
 
 function Operate() {
   useEffect(() => {
-    const again = () => look().catch(() => {});
+    const again = () => look().catch(() => { isLost.value = true; });
     again();
     const timer = setInterval(again, LOOK_MS);
     return () => clearInterval(timer);
@@ -97,6 +101,7 @@ function Operate() {
     <section class="operate" aria-label="The server">
       <h2>Server ${server.value.serverId.slice(0, 8)} <small>${server.value.version}, torch ${server.value.torchVersion}, ${server.value.device}</small></h2>
       <${Copies} python=${python} command="trocar status" />
+      ${isLost.value && html`<p role="status">The server does not answer. These numbers are older.</p>`}
       <dl class="statistics">
         <div><dt>work</dt><dd>${isDraining ? "refused: draining" : "accepted"}</dd></div>
         <div><dt>running calls</dt><dd>${runningCallCount}</dd></div><div><dt>waiting calls</dt><dd>${status.value?.total.waitingCount ?? ""}</dd></div>

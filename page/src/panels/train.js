@@ -70,6 +70,7 @@ function useEvents(trainer) {
 
 async function follow(trainerId, signal) {
   const found = [];
+  events.value = []; // those of the fit before
   const show = () => { if (!signal.aborted && found.length) events.value = [...found]; };
   const drawing = setInterval(() => { if (found.length !== events.value.length) show(); }, DRAW_MS);
   try {

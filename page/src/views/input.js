@@ -1,6 +1,6 @@
 // The input: a picture that is dropped or chosen, a sample, or a text; and what the model says of it.
 import { html, number } from "../html.js";
-import { best, input, result, SAMPLES, takesImages, takesText, useFile, useSample, useText, view } from "../state.js";
+import { best, current, input, SAMPLES, takesImages, takesText, useFile, useSample, useText, view } from "../state.js";
 import { Best } from "./best.js";
 
 const take = (files) => useFile(files?.[0]);
@@ -36,12 +36,12 @@ function TextInput() {
 }
 
 export function Input() {
-  const timing = result.value?.timing;
+  const timing = current.value?.timing;
   return html`
     <section class="input" aria-label="Input">
       ${takesImages.value && html`<${ImageInput} />`}
       ${takesText.value && html`<${TextInput} />`}
       <${Best} classes=${best.value} />
-      ${timing && html`<p class="hint">${result.value.model}: ${number(timing.computeS * 1000, 3)} ms on the server</p>`}
+      ${timing && html`<p class="hint">${current.value.model}: ${number(timing.computeS * 1000, 3)} ms on the server</p>`}
     </section>`;
 }

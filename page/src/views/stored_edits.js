@@ -7,11 +7,13 @@ import { html } from "../html.js";
 import { options, view } from "../state.js";
 import { during } from "../work.js";
 
-const stored = signal([]);
+/** `{model, edits}`: those of a model, in the server's order. */
+const stored = signal({ model: "", edits: [] });
 
 async function list() {
-  const reply = await during("Asking for stored edits", () => api.listEdits(view.model.value, options()));
-  if (reply) stored.value = reply;
+  const model = view.model.value;
+  const reply = await during("Asking for stored edits", () => api.listEdits(model, options()));
+  if (reply && view.model.value === model) stored.value = { model, edits: reply };
 }
 
 async function store(name, edits) {
@@ -34,15 +36,16 @@ async function remove(name) {
 /** @param edits those on the page, which can be stored; @param onUse gets a name */
 export function StoredEdits({ edits, onUse }) {
   useEffect(() => { list(); }, [view.model.value]);
+  const listed = stored.value.model === view.model.value ? stored.value.edits : [];
   const own = edits.filter((edit) => typeof edit !== "string");
   const send = (event) => {
     event.preventDefault();
     store(new FormData(event.target).get("name").trim(), own);
   };
   return html`
-    <details class="stored"><summary>Stored edits (${stored.value.length})</summary>
+    <details class="stored"><summary>Stored edits (${listed.length})</summary>
       ${own.length > 0 && html`<form onSubmit=${send}><label>Name <input name="name" required pattern="[a-z0-9][a-z0-9._\\-]{0,62}" /></label> <button type="submit">Store these edits</button></form>`}
-      <ul>${stored.value.map(({ name, problem }) => html`
+      <ul>${listed.map(({ name, problem }) => html`
         <li key=${name}>${name} ${problem && html`<span class="hint">${problem}</span>`}
           <button onClick=${() => onUse(name)} aria-label="Use ${name}">Use</button>
           <button onClick=${() => remove(name)} aria-label="Remove ${name}">Remove</button></li>`)}</ul>
