@@ -18,6 +18,7 @@ KINDS: dict[str, Any] = {
     "unpads": masked_models.Unpads,
     "not-full": masked_models.RefusesFull,
     "often": masked_models.CallsAsOften,
+    "encoder": masked_models.Encoder,
     "forever": masked_models.WaitsForever,
 }
 TOKENS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -182,3 +183,41 @@ def test_a_recording_on_data_stays_within_the_memory_of_a_pass() -> None:
         long = np.ones((8, 4096), np.int64)
         with pytest.raises(trocar.PassTooLargeError):
             connected.extract("all", inputs(long, long), taps=["head"])
+
+
+@pytest.mark.parametrize("path", ["embed", "encoder", "head"])
+@pytest.mark.parametrize(
+    "mask", [MASK, np.ones_like(MASK), MASK[:, ::-1]], ids=["padded", "full", "padded left"]
+)
+def test_an_encoder_with_nested_tensors_is_tapped_around_them(
+    client: trocar.Client, path: str, mask: Any
+) -> None:
+    found = client.extract("encoder", inputs(mask), taps=[path])
+    assert np.array_equal(found[path], truth("encoder", path, mask.copy())[0])
+
+
+def test_an_edit_around_nested_tensors_is_that_of_a_hook(client: trocar.Client) -> None:
+    found = client.extract("encoder", inputs(), taps=["head"], edits=[trocar.edit("embed", "scale", 0.5)])
+    model = rebuilt(masked_models.Encoder)
+    model.embed.register_forward_hook(lambda m, a, out: out * 0.5)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(TOKENS), attention_mask=torch.from_numpy(MASK))
+    assert np.array_equal(found["head"], expected.numpy())
+
+
+@pytest.mark.parametrize("path", ["encoder.layers.0", "encoder.layers.1/in", "encoder.layers.1.linear1"])
+def test_a_nested_tensor_is_refused_as_one(client: trocar.Client, path: str) -> None:
+    with pytest.raises(trocar.NotATensorError, match=r"nested tensor in .*enable_nested_tensor=False"):
+        client.extract("encoder", inputs(), taps=[path])
+    assert client.extract("encoder", {"tokens": TOKENS}, taps=[path])[path].shape[:2] == (2, 5)
+
+
+def test_gradients_beside_nested_tensors_are_those_of_plain_torch(client: trocar.Client) -> None:
+    of = trocar.value("head", function="square", reduce="sum")
+    found = client.gradients("encoder", inputs(), of=of, at=["embed/grad_out"])
+    model = rebuilt(masked_models.Encoder).requires_grad_(False)
+    embedded = model.embed(torch.from_numpy(TOKENS)).requires_grad_()
+    model.embed.register_forward_hook(lambda m, a, out: embedded)
+    model(torch.from_numpy(TOKENS), attention_mask=torch.from_numpy(MASK)).square().sum().backward()
+    assert embedded.grad is not None
+    assert np.array_equal(found["embed/grad_out"], embedded.grad.numpy())

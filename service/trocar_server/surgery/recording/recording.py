@@ -20,6 +20,9 @@ from trocar_server.surgery.recording.liveness import LiveBytes, PeakMeter, fused
 from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.structure import Picks, leaves
 
+NESTED = "NestedTensor"
+"""Type name of tensors whose rows have different lengths, as `nn.TransformerEncoder` makes of padded ones."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -28,7 +31,7 @@ class Leaf:
     Attributes:
         port: `out`, `in`, `in(name)`, `param(name)` or `scores`.
         picks: Its path within the port's value.
-        type_name: Python class, `Tensor` for tensors.
+        type_name: Python class, `Tensor` for tensors, `NestedTensor` for nested ones.
         shape: Shape of a tensor, otherwise None.
         dtype: Dtype of a tensor, otherwise None.
         is_overwritten: Whether the model may write to it later in the pass, so that it must be cloned
@@ -257,6 +260,9 @@ class Recorder:
         for picks, leaf in leaves(value, with_empty=port == "out"):
             if not isinstance(leaf, torch.Tensor):
                 target.append(Leaf(port, picks, type(leaf).__name__))
+                continue
+            if leaf.is_nested:  # rows of different lengths: neither a shape nor strides
+                target.append(Leaf(port, picks, NESTED))
                 continue
             if self._watch is not None:
                 self._seen.append((target, len(target), leaf, self._watch.clock))

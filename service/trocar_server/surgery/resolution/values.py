@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
-from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord
+from trocar_server.surgery.recording.recording import NESTED, Leaf, ModuleCall, ModuleRecord
 from trocar_server.surgery.resolution.call_records import Records
 from trocar_server.surgery.resolution.inputs import input_place, shown_place
 from trocar_server.surgery.selectors.naming import canonical_name, split_port
@@ -228,10 +228,13 @@ def _shown_inputs(record: ModuleRecord, call: ModuleCall, kind: str) -> list[str
 
 
 def _not_a_tensor(selector: Selector, leaves: list[Leaf], others: list[str]) -> ServiceError:
-    kinds = ", ".join(sorted({leaf.type_name for leaf in leaves})) or "empty"
+    kinds = sorted({leaf.type_name for leaf in leaves})
     hint = f"; tensors among its inputs: {', '.join(others[:_MOST_LISTED])}" if others else ""
-    return ServiceError(
-        ErrorReason.NOT_A_TENSOR,
-        f"'{selector.text}' is not a tensor and contains none (it is {kinds}){hint}",
-        selector=selector.text,
-    )
+    problem = f"is not a tensor and contains none (it is {', '.join(kinds) or 'empty'}){hint}"
+    if NESTED in kinds:
+        problem = (
+            "is a nested tensor in the recorded pass: its samples have different lengths, so it has no "
+            "shape; choose a value before or after the part that works on nested tensors, or build the "
+            f"model with `enable_nested_tensor=False`{hint}"
+        )
+    return ServiceError(ErrorReason.NOT_A_TENSOR, f"'{selector.text}' {problem}", selector=selector.text)
