@@ -91,10 +91,14 @@ def paused(state: State) -> State:
     return state | {"trainers": [(*trainer[:-1], "paused")], "fits": [Kinds("started", "paused", steps=0)]}
 
 
-def pause_untold(_: State, after: State) -> State:
-    """Model a pause that is on disk, and its event is not."""
-    (events,) = after["fits"]
-    return after | {"fits": [[event for event in events if event[0] != "paused"]]}
+def untold(kind: str) -> Callable[[State, State], State]:
+    """Model a pause, or its end, that is on disk, and its event is not."""
+
+    def between(_: State, after: State) -> State:
+        (events,) = after["fits"]
+        return after | {"fits": [[event for event in events if event[0] != kind]]}
+
+    return between
 
 
 def cancelled(state: State) -> State:
@@ -115,7 +119,7 @@ def cases(*, is_shared: bool) -> Iterator[Case]:
         ("FitService/WatchFit", "", watching, same, frozenset(Event)),
     ):
         kind = "-".join(filter(None, (name, "shared" * is_shared)))
-        between = pause_untold if name == "pause" else None
+        between = untold(f"{name}d") if name in ("pause", "resume") else None
         again = ("OK", "NOT_FOUND") if name == "resume" else ("OK",)  # the fit may have ended since
         yield Case(
             method, prepare, change, kind, SETTINGS, is_shared, again, (), repeats_after, between=between

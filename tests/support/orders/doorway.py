@@ -131,6 +131,7 @@ class Call:
     async def ended(self) -> Answer:
         """Wait for the end of the handler."""
         await asyncio.wait([self.task])
+        self.answer.code = self.answer.code or "CANCELLED"  # before the handler had begun
         return self.answer
 
     async def _run(self, work: Any) -> None:
