@@ -19,7 +19,7 @@ const REFUSALS = ["PERMISSION_DENIED", "UNAUTHENTICATED"];
 /** `DrainResponse`; null for callers without the scope. */
 const state = signal(null);
 const changes = signal(null);
-/** Whether the server did not answer when it was last asked. */
+/** Whether the last look failed. */
 const isLost = signal(false);
 /** `GetServerStatusResponse`; null until it is known. */
 const status = signal(null);
@@ -101,7 +101,7 @@ function Operate() {
     <section class="operate" aria-label="The server">
       <h2>Server ${server.value.serverId.slice(0, 8)} <small>${server.value.version}, torch ${server.value.torchVersion}, ${server.value.device}</small></h2>
       <${Copies} python=${python} command="trocar status" />
-      ${isLost.value && html`<p role="status">The server does not answer. These numbers are older.</p>`}
+      ${isLost.value && html`<p role="status">The last look at the server failed: these numbers are older.</p>`}
       <dl class="statistics">
         <div><dt>work</dt><dd>${isDraining ? "refused: draining" : "accepted"}</dd></div>
         <div><dt>running calls</dt><dd>${runningCallCount}</dd></div><div><dt>waiting calls</dt><dd>${status.value?.total.waitingCount ?? ""}</dd></div>

@@ -14,36 +14,40 @@ from tests.support.servers.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
-MODEL = "resnet18"
+MODEL, OTHER = "resnet18", "resnet18-other"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(models={MODEL: {"weights": "random:0"}}, device="cpu") as running:
+    models = {MODEL: {"weights": "random:0"}, OTHER: {"source": MODEL, "weights": "random:1"}}
+    with running_server(models=models, device="cpu") as running:
         yield running
 
 
 class Held:
-    """Requests of passes that wait on their way to the server."""
+    """Requests that wait on their way to the server."""
 
-    def __init__(self, tab: Tab) -> None:
+    def __init__(self, tab: Tab, service: str) -> None:
         self._routes: list[Any] = []
-        self._page = tab.page
-        self._page.route("**/trocar.v1.ExtractionService/**", self._hold)
-
-    def _hold(self, route: Any) -> None:
-        self._routes.append(route)
+        self._is_open = False
+        tab.page.route(f"**/trocar_api.v1.{service}/**", self._hold)
 
     def release(self) -> None:
         """Let these and all later ones pass."""
-        self._page.unroute_all()
+        self._is_open = True
         for route in self._routes:
             route.continue_()
+
+    def _hold(self, route: Any) -> None:
+        if self._is_open:
+            route.continue_()
+        else:
+            self._routes.append(route)
 
 
 @pytest.fixture
 def hold(tab: Tab) -> Callable[[], Held]:
-    return lambda: Held(tab)
+    return lambda: Held(tab, "ExtractionService")
 
 
 def heat(tab: Tab) -> Any:
@@ -173,3 +177,15 @@ def test_a_refused_edit_leaves_no_numbers(tab: Tab, url: str) -> None:
     tab.page.get_by_text("Nothing was computed with these edits.").wait_for()
     assert tab.page.get_by_role("table", name="Best classes before and after").count() == 0
     assert "values have changed" not in shown(tab)
+
+
+def test_stored_edits_are_those_of_the_model(tab: Tab, url: str, client: trocar.Client) -> None:
+    client.store_edits(MODEL, "dark", trocar.edit("fc", "scale", 0.0))
+    tab.page.goto(f"{url}#panel=change&sample=cat&model={MODEL}")
+    tab.page.get_by_text("Stored edits (1)").wait_for()
+    held = Held(tab, "EditStoreService")
+    tab.page.get_by_label("Model").select_option(OTHER)
+    tab.page.get_by_text("Stored edits (0)").wait_for()
+    held.release()
+    tab.page.get_by_label("Model").select_option(MODEL)
+    tab.page.get_by_text("Stored edits (1)").wait_for()

@@ -13,7 +13,7 @@ import trocar
 from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.serving import Serve
-from trocar._page.frames import CONTENT_TYPE, trailers_frame
+from trocar._page.frames import CONTENT_TYPE, message_frame, trailers_frame
 from trocar_server.auth import Scope, TokenFile
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -155,3 +155,35 @@ def test_a_reload_that_fails_says_why(tab: Tab, open_with: Any) -> None:
     alert = tab.page.get_by_role("alert")
     alert.wait_for()
     assert "no configuration file" in alert.inner_text()
+
+
+def reload(tab: Tab) -> None:
+    tab.page.get_by_role("button", name="Reload the configuration", exact=True).click()
+    tab.page.get_by_role("button", name="Yes, reload the configuration").click()
+
+
+def test_what_a_reload_has_changed_leaves_with_the_next_one(tab: Tab, open_with: Any) -> None:
+    open_with("all")
+    unchanged = message_frame(b"") + trailers_frame(0, "")
+    headers = {"content-type": CONTENT_TYPE}
+    tab.page.route(
+        "**/ReloadConfig", lambda route: route.fulfill(status=200, headers=headers, body=unchanged)
+    )
+    reload(tab)
+    tab.page.get_by_text("Nothing has changed.").wait_for()
+    tab.page.unroute_all()
+    reload(tab)
+    tab.page.get_by_role("alert").wait_for()
+    assert tab.page.get_by_text("Nothing has changed.").count() == 0
+
+
+def test_numbers_of_a_look_that_failed_are_called_older(tab: Tab, open_with: Any) -> None:
+    open_with("all")
+    tab.page.get_by_role("heading", name="Queues").wait_for()
+    busy = trailers_frame(8, "the server is busy")
+    headers = {"content-type": CONTENT_TYPE}
+    tab.page.route("**/GetServerStatus", lambda route: route.fulfill(status=200, headers=headers, body=busy))
+    older = tab.page.get_by_text("these numbers are older")
+    older.wait_for()
+    tab.page.unroute_all()
+    older.wait_for(state="detached")

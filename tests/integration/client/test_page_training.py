@@ -167,6 +167,26 @@ def test_a_fit_that_follows_another_at_once_is_followed(
     assert (shown[0]["number"], shown[0]["kind"]) == (begun + 1, "started")
 
 
+def test_curves_leave_when_the_next_fit_begins(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
+    trainer.fit(samples(), epochs=2, batch_size=4)
+    open_trainer(tab, url, trainer)
+    loss = tab.page.get_by_role("img", name="Loss")
+    loss.wait_for()
+    waiting: list[Any] = []
+
+    def hold(route: Any) -> None:
+        waiting.append(route)
+
+    tab.page.route("**/*/WatchFit", hold)
+    trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
+    loss.wait_for(state="detached")
+    assert tab.page.get_by_role("button", name="Save as events.json").count() == 0
+    waiting[0].continue_()
+    loss.wait_for()
+    trainer.cancel()
+    tab.page.get_by_role("status").get_by_text("cancelled").wait_for()
+
+
 BREAK_OFF = """
 const own = window.fetch;
 let isBroken = false;

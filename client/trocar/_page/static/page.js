@@ -278,7 +278,7 @@ ${e.port.slice(e.port.indexOf("("))}`;function cl(e){let t=e.map(r=>qn(r,C.L2)),
     <section class="operate" aria-label="The server">
       <h2>Server ${te.value.serverId.slice(0,8)} <small>${te.value.version}, torch ${te.value.torchVersion}, ${te.value.device}</small></h2>
       <${Ie} python=${Fd} command="trocar status" />
-      ${ir.value&&m`<p role="status">The server does not answer. These numbers are older.</p>`}
+      ${ir.value&&m`<p role="status">The last look at the server failed: these numbers are older.</p>`}
       <dl class="statistics">
         <div><dt>work</dt><dd>${e?"refused: draining":"accepted"}</dd></div>
         <div><dt>running calls</dt><dd>${t}</dd></div><div><dt>waiting calls</dt><dd>${At.value?.total.waitingCount??""}</dd></div>
