@@ -1,12 +1,12 @@
 """The tests of a change, within a few minutes: `make test-changed`.
 
-    .venv/bin/python -m tools.changed_tests                    # what is not committed, or else the last
-    commit .venv/bin/python -m tools.changed_tests --base main~5 --list
+    .venv/bin/python -m tools.changed_tests        # what is not committed, or else the last commit
+    .venv/bin/python -m tools.changed_tests --base main~5 --list
 
 Takes the functions whose lines differ from `--base`, and of each the tests that reach it, narrowest first, in
-turns, until they would take `--seconds`. `tests/reached.json` says which tests reach a function (`make test-
-all` writes it); a file that is not in it has the tests that import it and those at its path below tests/unit.
-A test file that differs runs whole.
+turns, until they would take `--seconds`. `tests/reached.json` says which tests reach a function; a file that
+is not in it has the tests that import it and those at its path below tests/unit. A test file that differs
+runs whole.
 """
 
 import argparse
@@ -96,12 +96,11 @@ def choices(change: Change, known: TestMap) -> list[list[Test]]:
     """Return a list of tests for each thing that differs, the best first."""
     lists = []
     for function in change.functions:
-        file, _, name = function.partition("::")
-        if name and function in known.functions:
+        file = function.partition("::")[0]
+        if function in known.functions:
             lists.append(known.functions[function])
-            continue
-        of_file = [*known.of_file(file)] if not name or function not in known.functions else []
-        lists += of_file or [[_whole(test) for test in importing_tests(ROOT, file)]]
+        else:
+            lists += [*known.of_file(file)] or [[_whole(test) for test in importing_tests(ROOT, file)]]
     for file in change.files:
         if file.startswith("tests/") and file.endswith(".py") and (ROOT / file).exists():
             own = [file] if Path(file).name.startswith("test_") else importing_tests(ROOT, file)

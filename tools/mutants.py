@@ -29,6 +29,7 @@ import pytest
 import torchvision  # noqa: F401
 
 from tests.support.selection import test_map
+from tests.support.selection.sampling import SAMPLE
 from tools.changed_tests import Change, choices, chosen, functions_at
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ LIMIT_CPU_S, LIMIT_S = 180, 1800
 
 OPTIONS = (
     "--sample",
-    "8",
+    str(SAMPLE),
     "--sample-seed",
     "0",
     "-p",

@@ -29,8 +29,10 @@ class Recording:
             from tests.support.selection.reached import Recorder
 
             self._recorder = Recorder()
+        self._parts: tempfile.TemporaryDirectory[str] | None = None
         if not self._worker:
-            os.environ[_FOLDER] = tempfile.mkdtemp(prefix="trocar-reached-")
+            self._parts = tempfile.TemporaryDirectory(prefix="trocar-reached-")
+            os.environ[_FOLDER] = self._parts.name
         if self._recorder is not None:
             config.pluginmanager.register(self._recorder, "trocar-recorder")
 
@@ -41,11 +43,12 @@ class Recording:
         folder = Path(os.environ[_FOLDER])
         if self._recorder is not None:
             reached.write_part(folder, self._worker or "main", self._recorder.close())
-        if self._worker:
+        if self._parts is None:
             return ""
-        if not is_good:
-            return f"{test_map.FILE.name} is as it was: a test failed"
-        made = test_map.joined(reached.read_parts(folder))
+        with self._parts:
+            if not is_good:
+                return f"{test_map.FILE.name} is as it was: a test failed"
+            made = test_map.joined(reached.read_parts(folder))
         test_map.write(made)
         return f"{test_map.FILE.name}: {len(made.functions)} functions"
 

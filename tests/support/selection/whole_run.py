@@ -1,5 +1,4 @@
-"""Tests that only the whole run has (`make test-all`): they take a minute each, or processes and programs of
-their own.
+"""Tests that only the whole run has (`make test-all`): they take a minute, or processes of their own.
 
 `make test` leaves them out by the marker `whole`, so that it ends within the time in which people wait. CI
 has them. One test of another file gets the marker itself.
@@ -16,7 +15,6 @@ FILES = {
     "tests/integration/client/test_docs.py": "the code of the guides",
     "tests/integration/client/test_notebooks.py": "notebooks",
     "tests/integration/client/test_page": "the page in a browser",
-    "tests/integration/client/page": "the page in a browser",
     "tests/integration/cluster": "processes of Ray",
     "tests/reliability": "kills, storms and bombs, by the hundred",
     "tests/unit/benchmarks": "benchmarks in processes of their own",

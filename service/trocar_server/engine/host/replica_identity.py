@@ -1,13 +1,12 @@
 """Identity of a replica: what must be equal for all replicas of a model, or they answer differently.
 
-identity = await replica_identity(deployment, deployments.values(), engine.owner)
-# {"digest": "9f2c...", "buffers": {"position.angles": [0.52, 1.7, -0.4, 0.2]}}
+    identity = await replica_identity(deployment, deployments.values(), engine.owner)
+    # {"digest": "9f2c...", "buffers": {"position.angles": [0.52, 1.7, -0.4, 0.2]}}
 
 # Note: [Computed buffers]
 Buffers that are not saved are usually computed, such as tables of angles, and two kinds of CPU may compute
 their last bit differently. So these are compared within a tolerance, by their root mean square and by sums
-with fixed
-signs: those of two drawn tensors are as far from each other as their elements, however many these are, while
+with fixed signs: two drawn tensors have sums as far apart as their elements, however many these are, while
 roundings hardly show. What is loaded or drawn and saved is compared bit by bit.
 """
 

@@ -217,9 +217,8 @@ class MergingQueue(Generic[Call, Result]):
             if turn.group is None:
                 break
             if turn.group.principal is not None:
-                flow = (
-                    turn.flow
-                )  # whose calls join out of turn, at their cost, or callers who alternate never merge
+                # Its calls join out of turn, at their cost, or callers who alternate would never merge.
+                flow = turn.flow
         return group
 
 
