@@ -1,5 +1,8 @@
+import itertools
 import json
+import time
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
 from trocar_server.surgery.guard import PassAborted
 from trocar_server.training.datasets.order import random_numbers
+from trocar_server.training.fit import fit as fit_module
 from trocar_server.training.fit.fit_state import FitState
 from trocar_server.training.step.core import TrainerCore
 
@@ -171,7 +175,13 @@ def test_every_checkpoint_leads_to_the_same_end(base: HostedModel) -> None:
         assert later[-1].kind == "finished"
 
 
-def test_events_are_numbered_without_a_gap_and_tell_what_happened(base: HostedModel) -> None:
+def test_events_are_numbered_without_a_gap_and_tell_what_happened(
+    base: HostedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(0.0)  # every batch takes one
+    monkeypatch.setattr(
+        fit_module, "time", SimpleNamespace(perf_counter=lambda: next(seconds), time=time.time)
+    )
     core = shown_core(base, **HEAD)
     fit = fit_of(core, dataset(20), dataset(10, seed=2), epochs=2, batch_size=8)
     events = run_fit(fit)
