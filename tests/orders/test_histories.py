@@ -158,6 +158,14 @@ class Engine(History):
             request("plain", "conv", inputs=inputs, chunks=[chunk(data)]),
         )
 
+    @rule(count=turns)
+    def cut_off_one_that_waits(self, count: int) -> None:
+        """Cut a call off around the moment when it gets the replica of the one before it."""
+        self.extract(0)
+        self.extract(1)
+        self.go_on(count)
+        self.cut_off(len(self.open) - 1, is_lost=False)
+
     @rule(is_there=st.booleans())
     def load(self, is_there: bool) -> None:
         kind = model_pb2.LoadModelRequest if is_there else model_pb2.UnloadModelRequest
@@ -289,7 +297,7 @@ def test_a_replica_that_is_lost_in_a_hand_over_is_noticed() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReplicaPool, "_return", lambda *_: None)
         with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
-            check(Engine, 40, of=0)
+            check(Engine, 200, of=0)
 
 
 def test_a_step_out_of_turn_is_noticed() -> None:
@@ -300,4 +308,4 @@ def test_a_step_out_of_turn_is_noticed() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Numbering, "_wait", at_once)
         with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
-            check(Steps, 40, of=0)
+            check(Steps, 200, of=0)

@@ -1,5 +1,5 @@
 // What is shown, as code for a program or the command line.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { pythonCode, shellCommand } from "../code.js";
 
@@ -18,7 +18,7 @@ async function isCopied(text) {
 /** The text, selected, for the user to copy. */
 function Selected({ label, text }) {
   const area = useRef(null);
-  useEffect(() => area.current.select(), [text]);
+  useLayoutEffect(() => area.current.select(), [text]);
   return html`<textarea ref=${area} class="selected" readonly rows="6" aria-label="${label}: press Ctrl+C or ⌘C">${text}</textarea>
     <small class="hint">The browser lets this page copy nothing (it has no TLS): press Ctrl+C or ⌘C.</small>`;
 }

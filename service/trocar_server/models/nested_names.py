@@ -10,7 +10,7 @@ else an input with such a name is as any other.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -85,6 +85,28 @@ def nested(names: Sequence[str], values: Sequence[object]) -> tuple[list[str], l
         for name, value in arguments
     ]
     return [name for name, _ in arguments], built
+
+
+def flattened(names: Sequence[str], values: Sequence[object]) -> tuple[list[str], list[object]]:
+    """Return the inputs within arguments, by name: the reverse of `nested`. Lists without structures stay."""
+    inputs: list[tuple[str, object]] = []
+    for name, value in zip(names, values, strict=True):
+        within = _within(value)
+        if within is None:
+            inputs.append((name, value))
+            continue
+        found = flattened([f"{name}[{json.dumps(step)}]" for step in within], list(within.values()))
+        inputs += zip(*found, strict=True)
+    return [name for name, _ in inputs], [value for _, value in inputs]
+
+
+def _within(value: object) -> Mapping[int | str, object] | None:
+    """Return what a structure holds, by step; None for an input."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        return dict(enumerate(value))
+    return None
 
 
 def _built(name: str, leaves: Sequence[tuple[Steps, object]]) -> object:

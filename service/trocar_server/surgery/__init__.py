@@ -34,7 +34,7 @@ from trocar_server.surgery.sessions.gradient_sites import GradientPoint
 from trocar_server.surgery.sessions.gradients import GradientSession
 from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
 from trocar_server.surgery.sessions.operating import Surgery, operate
-from trocar_server.surgery.sessions.recomputation import recomputation_in_graph, without_recomputation
+from trocar_server.surgery.sessions.recomputation import RecomputationInGraph, without_recomputation
 from trocar_server.surgery.sessions.recurrent_layers import differentiable_recurrence, recurrent_layers
 from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
 from trocar_server.surgery.sessions.taps import (
@@ -87,7 +87,7 @@ __all__ = [
     "operate",
     "parse_selector",
     "place",
-    "recomputation_in_graph",
+    "RecomputationInGraph",
     "record_calls",
     "record_functions",
     "record_nodes",

@@ -16,7 +16,9 @@ PACKAGES = {
     "service": ROOT / "service/trocar_server",
     "proto": ROOT / "proto",
 }
-MOST_CALLS, MOST_FUNCTIONS, MOST_FILES = 200, {"extract": 120, "training step": 130}, 30
+MOST_CALLS = 200
+MOST_FUNCTIONS = {"extract": 120, "training step": 131}
+MOST_FILES = {"extract": 30, "training step": 31}
 TABLES = {"extract": "An `extract` of one tap:", "training step": "A training step:"}
 
 
@@ -67,4 +69,4 @@ def test_what_the_table_names_besides_exists_and_is_not_entered(counted: dict[st
 def test_a_repeated_call_enters_few_functions_in_few_files(counted: dict[str, Any], name: str) -> None:
     assert counted[name]["calls"] <= MOST_CALLS
     assert counted[name]["functions"] <= MOST_FUNCTIONS[name]
-    assert len(counted[name]["files"]) <= MOST_FILES
+    assert len(counted[name]["files"]) <= MOST_FILES[name]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trocar_server.models.nested_names import nested, parse_name
+from trocar_server.models.nested_names import flattened, nested, parse_name
 
 KEYS = st.text(st.characters(codec="utf-8"), max_size=4)
 TREES = st.recursive(
@@ -39,6 +39,21 @@ def test_structures_are_put_together_from_their_leaves(arguments: dict[str, Any]
     random.shuffle(found)
     names, values = nested([name for name, _ in found], [value for _, value in found])
     assert dict(zip(names, values, strict=True)) == arguments
+
+
+@given(st.dictionaries(st.sampled_from(["batch", "x"]), TREES.filter(lambda tree: depth(tree) <= 8)))
+def test_structures_are_taken_apart_into_what_they_are_put_together_from(arguments: dict[str, Any]) -> None:
+    names, values = flattened(list(arguments), list(arguments.values()))
+    assert not [value for value in values if isinstance(value, dict)]
+    names, values = nested(names, values)
+    assert dict(zip(names, values, strict=True)) == arguments
+
+
+def test_lists_of_tensors_stay_lists() -> None:
+    assert flattened(["", "a"], [[1, 2], [{"x": 3}, {"x": [4]}]]) == (
+        ["", 'a[0]["x"]', 'a[1]["x"]'],
+        [[1, 2], 3, [4]],
+    )
 
 
 def test_arguments_keep_their_order() -> None:

@@ -3,7 +3,7 @@
     with without_recomputation():
         model(batch)
 
-    with recomputation_in_graph(replay):
+    with RecomputationInGraph(replay):
         model(batch).sum().backward()
 
 # Note: [Recomputation and hooks]
@@ -63,33 +63,36 @@ def without_recomputation() -> Iterator[None]:
         with torch.autograd.graph.disable_saved_tensors_hooks(refused):
             yield
         return
-    with _settings(is_off=True):
+    outer = _THREAD.is_off, _THREAD.replay
+    _THREAD.is_off, _THREAD.replay = True, None
+    try:
         yield
+    finally:
+        _THREAD.is_off, _THREAD.replay = outer
 
 
-@contextmanager
-def recomputation_in_graph(replay: Replay) -> Iterator[None]:
-    """Let checkpointed parts be recomputed for their saved tensors only, in this thread.
+class RecomputationInGraph:
+    """A context in which checkpointed parts are recomputed for their saved tensors only, in this thread.
 
     Of a forward pass inside the context, gradients and hooks on tensors are those of the same pass without
-    checkpointing, and as much memory is saved. The backward pass may run after the context.
+    checkpointing, and as much memory is saved. The backward pass may run after the context, which may be
+    entered again and again, not inside itself.
 
     Args:
         replay: Gives the contexts of recomputations, which restore what the first forward has written.
     """
-    _install()
-    with _settings(replay=replay):
-        yield
 
+    def __init__(self, replay: Replay) -> None:
+        _install()
+        self._replay = replay
+        self._outer: tuple[bool, Replay | None] = (False, None)
 
-@contextmanager
-def _settings(*, is_off: bool = False, replay: Replay | None = None) -> Iterator[None]:
-    before = _THREAD.is_off, _THREAD.replay
-    _THREAD.is_off, _THREAD.replay = is_off, replay
-    try:
-        yield
-    finally:
-        _THREAD.is_off, _THREAD.replay = before
+    def __enter__(self) -> None:
+        self._outer = _THREAD.is_off, _THREAD.replay
+        _THREAD.is_off, _THREAD.replay = False, self._replay
+
+    def __exit__(self, *_: object) -> None:
+        _THREAD.is_off, _THREAD.replay = self._outer
 
 
 @cache
@@ -135,7 +138,7 @@ def _replayed(function: Callable[..., Any], replay: Replay) -> Callable[..., Any
     context = replay(function)
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        with context(), _settings(replay=replay):
+        with context(), RecomputationInGraph(replay):
             return function(*args, **kwargs)
 
     return again

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import recomputation_in_graph
+from trocar_server.surgery import RecomputationInGraph
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.optim.foreach import copy_all
 from trocar_server.training.step.rollback import buffer_places
@@ -66,7 +66,7 @@ def models_own_checkpointing(model: nn.Module) -> AbstractContextManager[None]:
 
     Gradients, hooks on tensors, random numbers and buffers are as without checkpointing.
     """
-    return recomputation_in_graph(lambda part: _Buffers(_module_of(part) or model).replayed)
+    return RecomputationInGraph(lambda part: _Buffers(_module_of(part) or model).replayed)
 
 
 def _module_of(part: Callable[..., Any]) -> nn.Module | None:
@@ -87,7 +87,7 @@ def _wrap(path: str, module: nn.Module, undo: ExitStack) -> None:
             return forward(*args, **kwargs)
         taken = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         versions = [tensor._version for tensor in taken]
-        with recomputation_in_graph(lambda _: _Buffers(module).replayed):
+        with RecomputationInGraph(lambda _: _Buffers(module).replayed):
             output = checkpoint(forward, *args, use_reentrant=False, **kwargs)
         if versions != [tensor._version for tensor in taken]:
             raise _writes(path, module)

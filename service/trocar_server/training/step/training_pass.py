@@ -104,6 +104,7 @@ class TrainingPass:
         self._guarded = BackwardGuard(module)
         self._recomputed = {path: module.get_submodule(path) for path in paths}
         self._recurrent = recurrent_layers(module)
+        self._checkpointing = models_own_checkpointing(module)
 
     def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
         """Run a batch forward and backward.
@@ -123,7 +124,7 @@ class TrainingPass:
             contexts.enter_context(torch.enable_grad())
             if self._recurrent:  # first: what is recomputed below is then the forward from here
                 contexts.enter_context(differentiable_recurrence(self._recurrent))
-            contexts.enter_context(models_own_checkpointing(self._module))
+            contexts.enter_context(self._checkpointing)
             if self._recomputed:
                 contexts.enter_context(activation_checkpointing(self._recomputed))
             contexts.enter_context(self._guarded.asking(guard))

@@ -94,7 +94,7 @@ def test_every_backward_pass_of_the_server_is_in_one_of_the_two_contexts() -> No
         "training/step/training_pass.py": ["(loss / share if share > 1 else loss).backward"],
     }
     assert "without_recomputation()," in files["engine/execute/collecting.py"]
-    assert "models_own_checkpointing(self._module)" in files["training/step/training_pass.py"]
+    assert "enter_context(self._checkpointing)" in files["training/step/training_pass.py"]
     patched = [name for name, text in files.items() if "CheckpointFunction" in text]
     assert patched == ["surgery/sessions/recomputation.py"]
 
@@ -121,7 +121,7 @@ def test_a_recomputation_in_a_thread_of_autograd_is_as_the_first_forward(use_ree
     found = []
     for is_saving in (False, True):
         model = NestedSaving(is_saving=is_saving, use_reentrant=use_reentrant)
-        with recomputation.recomputation_in_graph(lambda _: nullcontext):
+        with recomputation.RecomputationInGraph(lambda _: nullcontext):
             loss = model(ROWS.clone()).square().sum()
         thread = threading.Thread(target=loss.backward)  # as on a GPU
         thread.start()
