@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Steps: TypeAlias = tuple[int | str, ...]
 
@@ -87,9 +87,9 @@ def nested(names: Sequence[str], values: Sequence[object]) -> tuple[list[str], l
     return [name for name, _ in arguments], built
 
 
-def flattened(names: Sequence[str], values: Sequence[object]) -> tuple[list[str], list[object]]:
+def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[list[str], list[Any]]:
     """Return the inputs within arguments, by name: the reverse of `nested`. Lists without structures stay."""
-    inputs: list[tuple[str, object]] = []
+    inputs: list[tuple[str, Any]] = []
     for name, value in zip(names, values, strict=True):
         within = _within(value)
         if within is None:
