@@ -115,10 +115,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return sampling.header(config)
 
 
+@pytest.hookimpl(trylast=True)  # after the workers of an interrupted run have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write what a run recorded."""
     if recording := session.config.stash[_RECORDING]:
-        said = recording.finish(is_good=session.exitstatus == pytest.ExitCode.OK)
+        said = recording.finish()
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if said and reporter is not None:
             reporter.write_line(said)

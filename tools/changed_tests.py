@@ -14,12 +14,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.selection import test_map
-from tests.support.selection.reached import spans_of
+from tests.support.selection.spans import spans_of
 from tests.support.selection.test_map import Test, TestMap
 from tools.importing_tests import importing_tests
 
@@ -124,21 +124,7 @@ def chosen(lists: Sequence[Sequence[Test]], seconds: float) -> list[str]:
                 test = tests[turn]
                 if sum(taken.values()) + test.seconds <= seconds or not taken:
                     taken[test.name] = test.seconds
-    return existing(taken)
-
-
-def existing(names: Iterable[str]) -> list[str]:
-    """Return those tests that are there: a map may be older than the tests."""
-    sources: dict[str, str] = {}
-    kept = []
-    for name in names:
-        file, _, function = name.partition("::")
-        path = ROOT / file
-        if file not in sources:
-            sources[file] = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if (not function and path.exists()) or f"def {function.rpartition('::')[2]}(" in sources[file]:
-            kept.append(name)
-    return kept
+    return [name for name in taken if test_map.is_there(name)]  # a map may be older than the tests
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.selection import test_map
-from tests.support.selection.test_map import Test, TestMap
+from tests.support.selection.test_map import Row, Test, TestMap
 from tools.changed_tests import Change, changed_lines, choices, chosen, functions_at
 from tools.importing_tests import importing_tests
 
@@ -82,6 +82,10 @@ def narrow(name: str, seconds: float = 1.0) -> Test:
     return Test(name, seconds, 1)
 
 
+def reaching(name: str, *functions: str, seconds: float = 1.0, is_whole: bool = True) -> Row:
+    return Row(Test(name, seconds, len(functions)), frozenset(functions), is_whole)
+
+
 def test_tests_of_all_functions_come_in_turns_until_their_time_is_up() -> None:
     here = "tests/unit/test_selection.py::test_"
     names = [here + name for name in (
@@ -107,8 +111,10 @@ def test_importing_tests_are_found_through_what_tests_share() -> None:
 
 def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:
     recorded = [
-        ("tests/a.py::test_wide", 2.0, {"service/x.py::f", "service/x.py::g", "service/y.py::C.h"}),
-        ("tests/b.py::test_narrow", 1.0, {"service/x.py::f"}),
+        reaching(
+            "tests/a.py::test_wide", "service/x.py::f", "service/x.py::g", "service/y.py::C.h", seconds=2.0
+        ),
+        reaching("tests/b.py::test_narrow", "service/x.py::f"),
     ]
     path = tmp_path / "map.json"
     test_map.write(test_map.joined(recorded), path)
@@ -125,10 +131,96 @@ def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_function_keeps_the_narrowest_tests_of_several_files() -> None:
     recorded = [
-        (f"tests/{file}.py::test_{i}", 1.0, {"f", *map(str, range(i))}) for file in "ab" for i in range(9)
+        reaching(f"tests/{file}.py::test_{i}", "f", *map(str, range(i))) for file in "ab" for i in range(9)
     ]
     kept = [test.name for test in test_map.joined(recorded).functions["f"]]
     assert kept == [f"tests/{file}.py::test_{i}" for i in range(4) for file in "ab"]
+
+
+HERE = "tests/unit/test_selection.py::test_"
+READ, NEW, SAMPLE = (
+    HERE + name for name in (
+        "a_map_is_read_as_it_was_written", "a_new_file_is_all_of_its_functions",
+        "all_parameters_run_unless_a_sample_is_asked_for",
+    )
+)  # fmt: skip
+MERGED, JOINED, IS_THERE = (
+    f"tests/support/selection/test_map.py::{name}" for name in ("merged", "joined", "is_there")
+)
+
+
+def names(known: TestMap) -> dict[str, list[str]]:
+    return {function: [test.name for test in tests] for function, tests in known.functions.items()}
+
+
+def test_a_partial_run_keeps_the_rows_of_tests_that_did_not_run() -> None:
+    known = test_map.joined([reaching(READ, MERGED, JOINED), reaching(NEW, JOINED)])
+    made = test_map.merged(known, [reaching(NEW, IS_THERE)])
+    assert names(made) == {IS_THERE: [NEW], JOINED: [READ], MERGED: [READ]}
+    assert made.functions[MERGED] == [Test(READ, 1.0, 2)]
+    assert names(test_map.merged(made, [])) == names(made)
+
+
+def test_a_test_that_ran_in_part_also_keeps_what_it_reached_before() -> None:
+    known = test_map.joined([reaching(NEW, MERGED, JOINED, seconds=3.0)])
+    made = test_map.merged(known, [reaching(NEW, MERGED, IS_THERE, seconds=0.5, is_whole=False)])
+    assert made.functions == {name: [Test(NEW, 3.0, 3)] for name in (IS_THERE, JOINED, MERGED)}
+
+
+def test_tests_and_functions_that_are_gone_leave_the_map() -> None:
+    renamed, moved = f"{HERE}of_another_name", "tests/unit/test_not_there.py::test_x"
+    lost = ["tests/support/selection/test_map.py::of_another_name", "service/not_there.py::f"]
+    known = test_map.joined([reaching(test, JOINED, *lost) for test in (NEW, renamed, moved)])
+    assert names(test_map.merged(known, [reaching(SAMPLE, JOINED)])) == {JOINED: [SAMPLE, NEW]}
+
+
+SIZES = "tests/unit/test_byte_sizes.py"
+READS, REFUSES, STAYS = (
+    f"{SIZES}::test_{name}"
+    for name in (
+        "a_size_is_read",
+        "what_is_no_size_is_refused_with_an_example",
+        "whole_numbers_stay_as_they_are",
+    )
+)
+BYTE_COUNT = "proto/trocar_api/byte_sizes.py::byte_count"
+RECORD = """
+import pathlib, sys, pytest
+from tests.support.selection import test_map
+
+class Failing:
+    def pytest_runtest_call(self, item):
+        assert not item.name.endswith("[nan]")
+
+test_map.FILE = pathlib.Path(sys.argv[1])
+words = ["-q", "-n", "0", "-p", "no:cacheprovider", "--record", *sys.argv[2:]]
+sys.exit(pytest.main(words, plugins=[Failing()]))
+"""
+
+
+def recorded_over(known: list[Row], path: Path, *words: str) -> tuple[int, dict[str, list[str]]]:
+    """Run tests of byte sizes, of which `nan` fails, and record them; return the exit code and the map.
+
+    The map has these rows before.
+    """
+    test_map.write(test_map.joined(known), path)
+    command = (sys.executable, "-c", RECORD, str(path), SIZES, *words)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, names(test_map.read(path))
+
+
+def test_a_run_of_some_tests_records_into_the_map_that_is_there(tmp_path: Path) -> None:
+    known = [reaching(test, JOINED) for test in (READS, REFUSES, STAYS)]
+    code, made = recorded_over(known, tmp_path / "map.json", "-k", "is_read or (no_size and MiB)")
+    assert (code, set(made[JOINED])) == (0, {REFUSES, STAYS})  # of `no_size` a part ran
+    assert set(made[BYTE_COUNT]) == {READS, REFUSES}
+
+
+def test_a_run_that_a_failure_ends_records_what_ran(tmp_path: Path) -> None:
+    known = [reaching(test, JOINED) for test in (READS, REFUSES, STAYS)]
+    code, made = recorded_over(known, tmp_path / "map.json", "-x")
+    assert (code, set(made[JOINED])) == (1, {REFUSES, STAYS})
+    assert set(made[BYTE_COUNT]) == {READS, REFUSES}
 
 
 def test_functions_of_every_thread_are_recorded() -> None:

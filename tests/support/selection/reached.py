@@ -3,7 +3,8 @@
     make test-all RECORD=1       # writes tests/reached.json, from which `make test-changed` chooses
 
 coverage.py traces the lines of the process of the tests, servers in its threads included; what runs in
-processes of its own is not seen. It makes a run half as long again, so CI does without.
+processes of its own is not seen. It makes a run half as long again, so CI does without. A run of some tests
+(`PYTEST_ARGS="-k name"`) replaces their rows and keeps the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import time
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,31 +21,18 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.selection.sampling import SAMPLE, function_of
+from tests.support.selection.spans import spans_of
+from tests.support.selection.test_map import Row, Test
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
 Reached = dict[str, dict[str, Any]]
-"""By test: `seconds`, `cases` (of its parameters), and `functions`, as `service/a.py::Class.method`."""
+"""By test: `seconds`, `cases` (of its parameters), `collected` (all of them, whether they are chosen or not),
+`is_whole` (none that ran failed or was skipped), and `functions`, as `service/a.py::Class.method`."""
 
 _SOURCES = [f"{ROOT}/{folder}/*" for folder in ("service", "client", "proto", "tools", "benchmarks")]
-
-
-def spans_of(source: str) -> list[tuple[str, int, int]]:
-    """Return each function outside of functions, with its first and last line, decorators included."""
-    return list(_spans(ast.parse(source), ""))
-
-
-def _spans(tree: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            yield prefix + node.name, first, node.end_lineno or node.lineno
-        elif isinstance(node, ast.ClassDef):
-            yield from _spans(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.If | ast.Try | ast.With):
-            yield from _spans(node, prefix)
 
 
 @cache
@@ -62,12 +51,18 @@ def _bodies(file: str) -> dict[int, str]:
 class Recorder:
     """Plugin of pytest that records what each test of this process reaches."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_choice: bool = False) -> None:
         self.reached: Reached = {}
         self._test = ""
+        self._is_choice = is_choice
+        self._collected: Counter[str] = Counter()
         self._coverage = coverage.Coverage(data_file=None, config_file=False, include=_SOURCES)
         self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
         self._coverage.start()
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Count the parameters of a test's function, before a run chooses among them."""
+        self._collected[function_of(item)] += 1
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -76,15 +71,23 @@ class Recorder:
             self._take()
             self._test = test
         begin = time.perf_counter()
-        try:
-            return (yield)
-        finally:
-            entry = self._entry()
-            entry["seconds"] += time.perf_counter() - begin
-            entry["cases"] += 1
+        done = yield  # an interrupted test is none that ran
+        entry = self._entry()
+        entry["seconds"] += time.perf_counter() - begin
+        entry["cases"] += 1
+        return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that does not reach what it would: it failed or was skipped."""
+        if report.failed or (report.skipped and not hasattr(report, "wasxfail")):
+            self._entry()["is_whole"] = False
 
     def _entry(self) -> dict[str, Any]:
-        return self.reached.setdefault(self._test, {"seconds": 0.0, "cases": 0, "functions": set()})
+        new = {
+            "seconds": 0.0, "cases": 0, "collected": self._collected[self._test],
+            "is_whole": not self._is_choice, "functions": set(),
+        }  # fmt: skip
+        return self.reached.setdefault(self._test, new)
 
     def _take(self) -> None:
         """Move what was traced since the last test to that test."""
@@ -111,9 +114,18 @@ def write_part(folder: Path, name: str, reached: Reached) -> None:
     (folder / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
 
 
-def read_parts(folder: Path) -> Iterator[tuple[str, float, set[str]]]:
-    """Yield each test that was recorded: its name, the seconds of a sample of it, its functions."""
+def read_parts(folder: Path) -> Iterator[Row]:
+    """Yield each test that was recorded, with what it reached in all workers of a run."""
+    entries: Reached = {}
     for part in sorted(folder.glob("*.json")):
         for test, entry in json.loads(part.read_text(encoding="utf-8")).items():
-            share = min(1.0, SAMPLE / max(1, entry["cases"]))
-            yield test, entry["seconds"] * share, set(entry["functions"])
+            known = entries.setdefault(test, {**entry, "seconds": 0.0, "cases": 0, "functions": []})
+            known["seconds"] += entry["seconds"]
+            known["cases"] += entry["cases"]
+            known["is_whole"] &= entry["is_whole"]
+            known["functions"] += entry["functions"]
+    for name, entry in entries.items():
+        seconds = entry["seconds"] * min(1.0, SAMPLE / max(1, entry["cases"]))
+        functions = frozenset(entry["functions"])
+        is_whole = entry["is_whole"] and entry["cases"] == entry["collected"]
+        yield Row(Test(name, round(seconds, 2), len(functions)), functions, is_whole)
