@@ -38,7 +38,8 @@ PACKAGES = (f"{_SERVER}/engine", f"{_SERVER}/surgery", f"{_SERVER}/training", "c
 FAILED = (pytest.ExitCode.TESTS_FAILED.value, pytest.ExitCode.INTERRUPTED.value)
 """Exit codes of a failed test, and of a file that cannot be imported."""
 LIMIT_CPU_S, LIMIT_S = 180, 1800
-"""A mutant whose tests take longer has been noticed: it hangs. On a busy machine only the first says so."""
+"""A mutant whose tests take longer has been noticed: it hangs. On a busy machine only the first says so; the
+second, `--limit`, ends one that waits."""
 
 OPTIONS = (
     "--sample",
@@ -49,8 +50,6 @@ OPTIONS = (
     "no:cacheprovider",
     "-p",
     "no:xdist",
-    "-o",
-    f"timeout={LIMIT_S}",
 )
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -117,7 +116,7 @@ class FirstFailure:
             self.name = self.name or report.nodeid
 
 
-def killer(tree: Path, tests: Sequence[str]) -> str | None:
+def killer(tree: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
     """Run tests in a worktree; return the one that fails, or the signal that ended them; None if none does.
 
     Raises:
@@ -127,9 +126,9 @@ def killer(tree: Path, tests: Sequence[str]) -> str | None:
     child = os.fork()  # torch is imported before: that costs more than most tests
     if child == 0:
         os.close(reader)
-        _run(tree, tests, writer)
+        _run(tree, [*OPTIONS, "-o", f"timeout={limit_s}", *tests], writer)
     os.close(writer)
-    if not select.select([reader], [], [], LIMIT_S)[0]:
+    if not select.select([reader], [], [], limit_s)[0]:
         os.killpg(child, signal.SIGKILL)
     with os.fdopen(reader, encoding="utf-8") as pipe:
         code, _, name = pipe.read().partition(" ")
@@ -141,8 +140,8 @@ def killer(tree: Path, tests: Sequence[str]) -> str | None:
     return None if code == "0" else name or "pytest"
 
 
-def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
-    """Run pytest in a forked process, and write its exit code and the first failed test."""
+def _run(tree: Path, words: Sequence[str], writer: int) -> NoReturn:
+    """Run pytest with these words in a forked process, and write its exit code and the first failed test."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_CPU_S, LIMIT_CPU_S))
@@ -158,7 +157,7 @@ def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
     os.dup2(log, 2)
     first = FirstFailure()
     try:
-        code = pytest.main(["-q", "-x", *OPTIONS, *tests], plugins=[first])
+        code = pytest.main(["-q", "-x", *words], plugins=[first])
         os.write(writer, f"{int(code)} {first.name}".encode())
     except BaseException as error:  # noqa: BLE001 - `killer` raises it
         os.write(writer, repr(error).encode())
@@ -179,7 +178,7 @@ def worktree(commit: str) -> Iterator[Path]:
 
 
 def tried(
-    commit: str, count: int, seed: int, packages: Sequence[str], seconds: float
+    commit: str, count: int, seed: int, packages: Sequence[str], seconds: float, limit_s: float
 ) -> Iterator[dict[str, Any]]:
     """Try so many mutants of a commit; yield each, with the test that noticed it."""
     chance, done = random.Random(seed), 0
@@ -198,10 +197,10 @@ def tried(
             tests = chosen(choices(Change(functions), known), seconds)
             path.write_text(mutated, encoding="utf-8")
             try:
-                killed_by = killer(tree, tests)
+                killed_by = killer(tree, tests, limit_s)
             finally:
                 path.write_text(source, encoding="utf-8")
-            if killed_by is not None and "::" in killed_by and killer(tree, [killed_by]) is not None:
+            if killed_by is not None and "::" in killed_by and killer(tree, [killed_by], limit_s) is not None:
                 killed_by = f"{killed_by}, which fails without the mutation, too"
             shown = source.splitlines()[line - 1].strip() if line else ""
             yield {
@@ -218,11 +217,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--package", action="append", help=f"a folder; without it {', '.join(PACKAGES)}")
     parser.add_argument("--seconds", type=float, default=60, help="of tests for each mutant")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until a mutant hangs")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the worktrees are removed
     for commit in given.commit or ["HEAD"]:
         alive = 0
-        for mutant in tried(commit, given.count, given.seed, given.package or PACKAGES, given.seconds):
+        packages = given.package or PACKAGES
+        for mutant in tried(commit, given.count, given.seed, packages, given.seconds, given.limit):
             alive += mutant["killed_by"] is None
             print(json.dumps(mutant), flush=True)
         print(json.dumps({"commit": commit, "mutants": given.count, "survivors": alive}), flush=True)

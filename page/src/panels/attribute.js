@@ -1,6 +1,6 @@
 // Attribute: which parts of an input a class depends on, and how gradients flow.
 import { signal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { parameters } from "../address.js";
 import { attribute as compute, METHODS } from "../attribution/attribute.js";
 import { attributionCommand, attributionPython, healthCommand, healthPython, tokensCommand, tokensPython } from "../attribution/code.js";
@@ -95,7 +95,7 @@ const className = (target) => (categories.value[target] ? `${categories.value[ta
 function Input({ pixels }) {
   const canvas = useRef(null);
   const [, channels, height, width] = pixels.shape;
-  useEffect(() => {
+  useLayoutEffect(() => {
     canvas.current.width = width;
     canvas.current.height = height;
     const image = new ImageData(width, height);

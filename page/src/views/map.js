@@ -1,5 +1,5 @@
 // A map of values as a picture, alone or over the image that it belongs to.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { draw } from "../colours.js";
 import { cropOf } from "../crop.js";
 import { html } from "../html.js";
@@ -7,7 +7,7 @@ import { html } from "../html.js";
 /** @param map `{values, height, width}`; @param limits values of the darkest and of the brightest colour */
 export function Picture({ map, limits, label, palette }) {
   const canvas = useRef(null);
-  useEffect(() => draw(canvas.current, map, limits, palette), [map, limits[0], limits[1], palette]);
+  useLayoutEffect(() => draw(canvas.current, map, limits, palette), [map, limits[0], limits[1], palette]);
   return html`<canvas ref=${canvas} role="img" aria-label=${label}></canvas>`;
 }
 

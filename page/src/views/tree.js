@@ -1,6 +1,6 @@
 // The module tree: shapes, parameters and calls, searched by selectors.
 import { computed } from "@preact/signals";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { count, html } from "../html.js";
 import { costsOf } from "../cost.js";
 import { Field } from "./field.js";
@@ -72,7 +72,7 @@ function show(tree) {
 export function Tree() {
   const tree = useRef(null);
   const paths = found.value;
-  useEffect(() => show(tree.current), [view.module.value, modules.value, paths]);
+  useLayoutEffect(() => show(tree.current), [view.module.value, modules.value, paths]);
   const byPath = new Map(modules.value.map((one) => [one.path, one]));
   return html`
     <section ref=${tree} class="tree" aria-label="Modules">

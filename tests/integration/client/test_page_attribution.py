@@ -115,6 +115,22 @@ def test_the_heat_map_is_that_of_the_client(tab: Tab, url: str, client: trocar.C
     assert levels[-1] > levels[0]
 
 
+BLANK = """new MutationObserver(() => {
+  const blank = [...document.querySelectorAll("canvas")].find(({width, height}) => width === 300 && height === 150);
+  if (blank) window.blank = blank.getAttribute("aria-label");
+}).observe(document, {childList: true, subtree: true})"""
+"""Tells of a canvas that has its first size, so that nothing was drawn, when it enters the page."""
+
+
+def test_a_picture_is_drawn_when_it_appears(tab: Tab, url: str) -> None:
+    tab.page.add_init_script(BLANK)
+    attribute(tab, url, "grad_cam")
+    tab.choose("features.0")
+    tab.open("Look")
+    tab.page.locator(".thumbnail").first.wait_for()
+    assert tab.page.evaluate("window.blank ?? ''") == ""
+
+
 def test_the_input_is_shown_by_its_models_own_scale(tab: Tab, url: str, client: trocar.Client) -> None:
     scale = 1 / 127.5
 
