@@ -35,8 +35,11 @@ from tools.changed_tests import Change, choices, chosen, functions_at
 ROOT = Path(__file__).parents[1]
 _SERVER = "service/trocar_server"
 PACKAGES = (f"{_SERVER}/engine", f"{_SERVER}/surgery", f"{_SERVER}/training", "client/trocar")
-FAILED = (pytest.ExitCode.TESTS_FAILED.value, pytest.ExitCode.INTERRUPTED.value)
-"""Exit codes of a failed test, and of a file that cannot be imported."""
+FAILED = tuple(
+    code.value
+    for code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR)
+)
+"""Exit codes of a failed test, of a file that cannot be imported, and of a conftest that cannot."""
 LIMIT_CPU_S, LIMIT_S = 180, 1800
 """A mutant whose tests take longer has been noticed: it hangs. On a busy machine only the first says so; the
 second, `--limit`, ends one that waits."""
@@ -200,7 +203,8 @@ def tried(
                 killed_by = killer(tree, tests, limit_s)
             finally:
                 path.write_text(source, encoding="utf-8")
-            if killed_by is not None and "::" in killed_by and killer(tree, [killed_by], limit_s) is not None:
+            again = [killed_by] if killed_by and "::" in killed_by else tests
+            if killed_by is not None and killer(tree, again, limit_s) is not None:
                 killed_by = f"{killed_by}, which fails without the mutation, too"
             shown = source.splitlines()[line - 1].strip() if line else ""
             yield {

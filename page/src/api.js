@@ -30,9 +30,9 @@ function wired(input) {
     return { inputs: [{ value: { case: "texts", value: { entries } } }], payloads: [] };
   }
   if (input.kind === "tensor") {
-    const { shape, values } = input; // float32
+    const { shape, values, name = "" } = input; // float32
     const spec = { dtype: Dtype.FLOAT32, shape: shape.map(BigInt) };
-    return { inputs: [{ value: { case: "tensor", value: spec } }], payloads: [new Uint8Array(values.buffer, values.byteOffset, values.byteLength)] };
+    return { inputs: [{ name, value: { case: "tensor", value: spec } }], payloads: [new Uint8Array(values.buffer, values.byteOffset, values.byteLength)] };
   }
   const images = [{ form: { case: "encodedByteCount", value: BigInt(input.bytes.length) } }];
   return { inputs: [{ value: { case: "images", value: { images } } }], payloads: [input.bytes] };

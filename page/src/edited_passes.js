@@ -2,7 +2,8 @@
 import { ClassScoreKind } from "../gen/trocar_api/v1/objective_pb.js";
 import { EXACT } from "./api.js";
 import { isOfGradient, sourcesOf, valueOfGradient, wiredEdits } from "./edits.js";
-import { collected, extract, input, passOf, readSample, result, second, SAMPLES, statisticsTap, taps, textInput, view } from "./state.js";
+import { imagePort } from "./ports.js";
+import { collected, extract, input, model, passOf, readSample, result, second, SAMPLES, statisticsTap, taps, textInput, view } from "./state.js";
 
 /** The name of a dropped image as a source of values. */
 export const DROPPED = "dropped";
@@ -26,7 +27,7 @@ const sources = async (edits, text, signal) =>
 function gradientPlaces(edits) {
   const shown = collected.value.map(({ map }) => map.name).filter((name) => !name.endsWith("/pattern"));
   const changed = edits.filter(isOfGradient).map(({ at }) => valueOfGradient(at));
-  return [...new Set([...shown, ...changed, ...(input.value.kind === "image" ? ["/in"] : [])])];
+  return [...new Set([...shown, ...changed, ...(input.value.kind === "image" ? [imagePort(model.value.inputs)] : [])])];
 }
 
 const logitOf = (target) =>

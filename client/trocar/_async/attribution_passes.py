@@ -16,7 +16,14 @@ from trocar._async.analysis_passes import executed
 from trocar._attribution import cam, methods
 from trocar._attribution.attribution import Attribution
 from trocar._attribution.attribution_inputs import array_input, baseline_array, check_float, check_input
-from trocar._attribution.attribution_objectives import INPUT, OUTPUT, classes_of, predicted
+from trocar._attribution.attribution_objectives import (
+    IMAGES,
+    INPUT,
+    OUTPUT,
+    classes_of,
+    input_port,
+    predicted,
+)
 from trocar._attribution.attribution_request import AttributionRequest
 from trocar._attribution.noise import NoisyBatches
 from trocar._attribution.occlusion import OccludedBatches, OcclusionSum, windows
@@ -64,7 +71,7 @@ async def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of
 ) -> Attribution:
     """Passes of `AsyncAttributions.attribute`; the place is chosen where `at` is None."""
     model_id = model.model_id
-    request, scores = await _requested(extraction, model_id, inputs, of, batch_size)
+    request, scores = await _requested(extraction, model, inputs, of, batch_size)
     if at is None:
         at, options = await _placed(extraction, model, request, method, options, known)
     classes = classes_of(request.of, request.samples)
@@ -85,18 +92,19 @@ async def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of
 
 
 async def _requested(
-    extraction: AsyncExtraction, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
+    extraction: AsyncExtraction, model: Model, inputs: Inputs, of: Objective | None, batch_size: int
 ) -> tuple[AttributionRequest, Floats | None]:
     """Return the request, and the scores of the inputs if a pass was needed for them.
 
     A pass is needed for images, as attributions are of the model's own input, and for predicted classes.
     """
-    values = array_input(inputs)
+    values, name, model_id = array_input(inputs), "", model.model_id
     if values is not None and of is not None:
         return AttributionRequest(model_id, check_input(values), of, batch_size), None
     taps = [] if of is not None else [tap(OUTPUT, alias=VALUE)]
     if values is None:
-        taps.append(tap(INPUT, alias="input"))
+        has_images = any(entry.name == IMAGES for entry in model.inputs)
+        taps.append(tap(input_port(IMAGES if has_images else "")))
     try:
         given = inputs if values is None else check_input(values)
         maps = await extraction.extract(model_id, given, taps, numerics="exact")
@@ -105,8 +113,9 @@ async def _requested(
             error.add_note("while computing the predicted class; pass of= to choose the objective")
         raise
     if values is None:
-        values = maps["input"]
-    request = AttributionRequest(model_id, values, of or predicted(maps[VALUE]), batch_size)
+        name = "" if INPUT in maps else IMAGES
+        values = maps[input_port(name)]
+    request = AttributionRequest(model_id, values, of or predicted(maps[VALUE]), batch_size, name)
     return request, None if of is not None else request.scores({"score0": maps[VALUE]})
 
 
@@ -123,10 +132,10 @@ async def _placed(
     Only the first call for a model and a shape of inputs needs a dry run.
     """
     if not isinstance(options, methods.AT_MODULE):
-        return INPUT, options
+        return request.port, options
     place = known.find(model, request.inputs.shape)
     if place is None:
-        values = await executed(extraction, request.model_id, request.inputs)
+        values = await executed(extraction, request.model_id, request.given(request.inputs))
         try:
             place = default_place(values, request.inputs.shape)
         except ValueError as error:
@@ -199,7 +208,7 @@ async def _one_pass(
     """Compute gradients and scores of the entire batch at once."""
     wanted = request.score_taps() if found.scores is None else []
     maps = await extraction.extract(
-        request.model_id, request.inputs, [*taps, *wanted], edits=edits, of=request.of
+        request.model_id, request.given(request.inputs), [*taps, *wanted], edits=edits, of=request.of
     )
     scores = request.scores(maps) if wanted else found.scores
     return maps, replace(found, scores=scores, objective=maps.objective)
@@ -218,7 +227,7 @@ async def _on_path(
     if found.scores is None:
         raise ValueError("delta needs an objective of class scores, such as trocar.logit")
     baseline = baseline_array(options.baseline, request.inputs)
-    given = np.ascontiguousarray(baseline)
+    given = request.given(np.ascontiguousarray(baseline))
     maps = await extraction.extract(request.model_id, given, request.score_taps(), numerics="exact")
     start = request.scores(maps)
     assert start is not None  # since the scores of the inputs exist
@@ -231,7 +240,8 @@ async def _scored(
     """Add the scores of the inputs, if they can be computed."""
     if found.scores is None and request.score_taps():
         taps = request.score_taps()
-        maps = await extraction.extract(request.model_id, request.inputs, taps, numerics="exact")
+        given = request.given(request.inputs)
+        maps = await extraction.extract(request.model_id, given, taps, numerics="exact")
         found = replace(found, scores=request.scores(maps))
     if found.scores is None:
         return found
@@ -281,7 +291,7 @@ async def _integral(
     def add(index: int, maps: FeatureMaps) -> None:
         integral.add(path.points(maps[GRADIENT], index))
 
-    await _each(extraction, request.model_id, path, taps_at(INPUT), request.objective(group, per_batch), add)
+    await _each(extraction, request, path, taps_at(request.port), request.objective(group, per_batch), add)
     return integral.value
 
 
@@ -311,7 +321,7 @@ async def _conductance(
         total.add(path.points(maps[VALUE], index), path.points(maps[GRADIENT], index))
 
     of = request.objective(group, per_batch)
-    await _each(extraction, request.model_id, path, taps_at(at, True), of, add)
+    await _each(extraction, request, path, taps_at(at, True), of, add)
     return total.value
 
 
@@ -348,7 +358,7 @@ async def _mean_of_copies(
         mean.add(noisy.rows(combined(maps, options.over), index))
 
     taps = taps_at(at, isinstance(options.over, methods.InputXGradient))
-    await _each(extraction, request.model_id, noisy, taps, request.objective(group, per_batch), add)
+    await _each(extraction, request, noisy, taps, request.objective(group, per_batch), add)
     return mean.value
 
 
@@ -368,20 +378,21 @@ async def occlusion_sum(
         assert found is not None  # since the scores of the inputs exist
         total.add(chosen, found)
 
-    await _each(extraction, request.model_id, batches, request.score_taps(), None, add)
+    await _each(extraction, request, batches, request.score_taps(), None, add)
     return total.value
 
 
 async def _each(
     extraction: AsyncExtraction,
-    model_id: str,
+    request: AttributionRequest,
     batches: Iterable[Array],
     taps: Sequence[Tap],
     of: Objective | None,
     add: Callable[[int, FeatureMaps], None],
 ) -> None:
     """Run a pass for each batch, several in flight, and pass the result of each to `add`, in order."""
-    async with extraction.extract_stream(model_id, batches, taps, of=of, numerics="exact") as stream:
+    given = map(request.given, batches)
+    async with extraction.extract_stream(request.model_id, given, taps, of=of, numerics="exact") as stream:
         async for result in stream:
             await async_compute(add, result.index, result.unwrap())
 

@@ -41,7 +41,8 @@ class Attribution:
     method: str
     """Its name, for example "integrated_gradients"."""
     at: str
-    """What they are attributed to: "/in" for the model's input, or a module's value."""
+    """What they are attributed to: "/in" for the model's input ("/in(pixel_values)" where images are not the
+    first parameter of its forward), or a module's value."""
     model_id: str
     """The model that ran."""
     inputs: Array
@@ -127,7 +128,7 @@ class Attribution:
     @property
     def title(self) -> str:
         """What a picture is called."""
-        where = "" if self.at == "/in" else f" at {self.at}"
+        where = "" if self.at.startswith("/in") else f" at {self.at}"
         return f"{self.method}{where}, {self.model_id}"
 
     def label(self, sample: int) -> str:

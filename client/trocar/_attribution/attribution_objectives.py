@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from trocar._request.objectives import Objective
 
 INPUT, OUTPUT = "/in", "/out"
+IMAGES = "pixel_values"
+"""The name that images have in transformers' models; they need not be the first parameter."""
+
+
+def input_port(name: str) -> str:
+    """Return the port of an input; of the first parameter where the name is empty."""
+    return f"{INPUT}({name})" if name else INPUT
+
+
 """The selectors of a model's own input and output."""
 
 

@@ -27,6 +27,17 @@ class AttributionRequest:
     """For this batch."""
     batch_size: int
     """The most samples in one pass of many."""
+    name: str = ""
+    """The parameter of the model's forward that gets the inputs; empty for the first."""
+
+    @property
+    def port(self) -> str:
+        """The selector of the inputs."""
+        return attribution_objectives.input_port(self.name)
+
+    def given(self, values: Array) -> Array | dict[str, Array]:
+        """Return values of the inputs' kind as a call takes them."""
+        return {self.name: values} if self.name else values
 
     @property
     def samples(self) -> int:

@@ -10,7 +10,14 @@ import numpy as np
 from trocar._attribution import cam, methods
 from trocar._attribution.attribution import Attribution
 from trocar._attribution.attribution_inputs import array_input, baseline_array, check_float, check_input
-from trocar._attribution.attribution_objectives import INPUT, OUTPUT, classes_of, predicted
+from trocar._attribution.attribution_objectives import (
+    IMAGES,
+    INPUT,
+    OUTPUT,
+    classes_of,
+    input_port,
+    predicted,
+)
 from trocar._attribution.attribution_request import AttributionRequest
 from trocar._attribution.noise import NoisyBatches
 from trocar._attribution.occlusion import OccludedBatches, OcclusionSum, windows
@@ -59,7 +66,7 @@ def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of them
 ) -> Attribution:
     """Passes of `Attributions.attribute`; the place is chosen where `at` is None."""
     model_id = model.model_id
-    request, scores = _requested(extraction, model_id, inputs, of, batch_size)
+    request, scores = _requested(extraction, model, inputs, of, batch_size)
     if at is None:
         at, options = _placed(extraction, model, request, method, options, known)
     classes = classes_of(request.of, request.samples)
@@ -80,18 +87,19 @@ def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of them
 
 
 def _requested(
-    extraction: Extraction, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
+    extraction: Extraction, model: Model, inputs: Inputs, of: Objective | None, batch_size: int
 ) -> tuple[AttributionRequest, Floats | None]:
     """Return the request, and the scores of the inputs if a pass was needed for them.
 
     A pass is needed for images, as attributions are of the model's own input, and for predicted classes.
     """
-    values = array_input(inputs)
+    values, name, model_id = array_input(inputs), "", model.model_id
     if values is not None and of is not None:
         return AttributionRequest(model_id, check_input(values), of, batch_size), None
     taps = [] if of is not None else [tap(OUTPUT, alias=VALUE)]
     if values is None:
-        taps.append(tap(INPUT, alias="input"))
+        has_images = any(entry.name == IMAGES for entry in model.inputs)
+        taps.append(tap(input_port(IMAGES if has_images else "")))
     try:
         given = inputs if values is None else check_input(values)
         maps = extraction.extract(model_id, given, taps, numerics="exact")
@@ -100,8 +108,9 @@ def _requested(
             error.add_note("while computing the predicted class; pass of= to choose the objective")
         raise
     if values is None:
-        values = maps["input"]
-    request = AttributionRequest(model_id, values, of or predicted(maps[VALUE]), batch_size)
+        name = "" if INPUT in maps else IMAGES
+        values = maps[input_port(name)]
+    request = AttributionRequest(model_id, values, of or predicted(maps[VALUE]), batch_size, name)
     return request, None if of is not None else request.scores({"score0": maps[VALUE]})
 
 
@@ -118,10 +127,10 @@ def _placed(
     Only the first call for a model and a shape of inputs needs a dry run.
     """
     if not isinstance(options, methods.AT_MODULE):
-        return INPUT, options
+        return request.port, options
     place = known.find(model, request.inputs.shape)
     if place is None:
-        values = executed(extraction, request.model_id, request.inputs)
+        values = executed(extraction, request.model_id, request.given(request.inputs))
         try:
             place = default_place(values, request.inputs.shape)
         except ValueError as error:
@@ -193,7 +202,9 @@ def _one_pass(
 ) -> tuple[FeatureMaps, Attribution]:
     """Compute gradients and scores of the entire batch at once."""
     wanted = request.score_taps() if found.scores is None else []
-    maps = extraction.extract(request.model_id, request.inputs, [*taps, *wanted], edits=edits, of=request.of)
+    maps = extraction.extract(
+        request.model_id, request.given(request.inputs), [*taps, *wanted], edits=edits, of=request.of
+    )
     scores = request.scores(maps) if wanted else found.scores
     return maps, replace(found, scores=scores, objective=maps.objective)
 
@@ -211,7 +222,7 @@ def _on_path(
     if found.scores is None:
         raise ValueError("delta needs an objective of class scores, such as trocar.logit")
     baseline = baseline_array(options.baseline, request.inputs)
-    given = np.ascontiguousarray(baseline)
+    given = request.given(np.ascontiguousarray(baseline))
     maps = extraction.extract(request.model_id, given, request.score_taps(), numerics="exact")
     start = request.scores(maps)
     assert start is not None  # since the scores of the inputs exist
@@ -222,7 +233,8 @@ def _scored(extraction: Extraction, request: AttributionRequest, found: Attribut
     """Add the scores of the inputs, if they can be computed."""
     if found.scores is None and request.score_taps():
         taps = request.score_taps()
-        maps = extraction.extract(request.model_id, request.inputs, taps, numerics="exact")
+        given = request.given(request.inputs)
+        maps = extraction.extract(request.model_id, given, taps, numerics="exact")
         found = replace(found, scores=request.scores(maps))
     if found.scores is None:
         return found
@@ -272,7 +284,7 @@ def _integral(
     def add(index: int, maps: FeatureMaps) -> None:
         integral.add(path.points(maps[GRADIENT], index))
 
-    _each(extraction, request.model_id, path, taps_at(INPUT), request.objective(group, per_batch), add)
+    _each(extraction, request, path, taps_at(request.port), request.objective(group, per_batch), add)
     return integral.value
 
 
@@ -302,7 +314,7 @@ def _conductance(
         total.add(path.points(maps[VALUE], index), path.points(maps[GRADIENT], index))
 
     of = request.objective(group, per_batch)
-    _each(extraction, request.model_id, path, taps_at(at, True), of, add)
+    _each(extraction, request, path, taps_at(at, True), of, add)
     return total.value
 
 
@@ -339,7 +351,7 @@ def _mean_of_copies(
         mean.add(noisy.rows(combined(maps, options.over), index))
 
     taps = taps_at(at, isinstance(options.over, methods.InputXGradient))
-    _each(extraction, request.model_id, noisy, taps, request.objective(group, per_batch), add)
+    _each(extraction, request, noisy, taps, request.objective(group, per_batch), add)
     return mean.value
 
 
@@ -359,20 +371,21 @@ def occlusion_sum(
         assert found is not None  # since the scores of the inputs exist
         total.add(chosen, found)
 
-    _each(extraction, request.model_id, batches, request.score_taps(), None, add)
+    _each(extraction, request, batches, request.score_taps(), None, add)
     return total.value
 
 
 def _each(
     extraction: Extraction,
-    model_id: str,
+    request: AttributionRequest,
     batches: Iterable[Array],
     taps: Sequence[Tap],
     of: Objective | None,
     add: Callable[[int, FeatureMaps], None],
 ) -> None:
     """Run a pass for each batch, several in flight, and pass the result of each to `add`, in order."""
-    with extraction.extract_stream(model_id, batches, taps, of=of, numerics="exact") as stream:
+    given = map(request.given, batches)
+    with extraction.extract_stream(request.model_id, given, taps, of=of, numerics="exact") as stream:
         for result in stream:
             compute(add, result.index, result.unwrap())
 

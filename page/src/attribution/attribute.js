@@ -6,10 +6,10 @@ import { argmax } from "../tensors.js";
 import { channelsFirst, gradCam, gradCamPlusPlus } from "./cam.js";
 import { occluded, OcclusionSum, windows } from "./occlusion.js";
 import { Conductance, gaussLegendre, interpolants, PathIntegral } from "./path.js";
+import { FIRST, IMAGES } from "../ports.js";
 import { defaultPlace } from "./place.js";
 import { minMaxScaled, resized, shareScaled } from "./scaling.js";
 
-const INPUT = "/in";
 const OUTPUT = "/out";
 
 /** Every method by its name in the client. `setting` is its one number: `{name, initial, label}`. */
@@ -38,22 +38,23 @@ export const METHODS = {
 
 /**
  * Computes an attribution.
- * @param request `{modelId, input, method, target, at, setting}`: `target` is the number of a class, null for the
+ * @param request `{modelId, port, input, method, target, at, setting}`: `port` is that of the images, `target` is the number of a class, null for the
  *   predicted one; `at` a selector, null for the method's own place
  * @param options of the calls
  * @param tell gets the share of the work that is done, 0 to 1
  * @returns `{values, heat, pixels, place, target, score}`: `values` and `pixels` are tensors, `heat` a map from 0 to 1
  */
-export async function attribute({ modelId, input, method, target, at, setting }, options, tell = () => {}) {
-  const first = await extract(modelId, input, { taps: [{ selector: OUTPUT, alias: "value" }, { selector: INPUT, alias: "input" }], ...EXACT }, options);
-  const { value: output, input: pixels } = named(first.maps);
+export async function attribute({ modelId, port, input, method, target, at, setting }, options, tell = () => {}) {
+  const first = await extract(modelId, input, { taps: [{ selector: OUTPUT, alias: "value" }, { selector: port }], ...EXACT }, options);
+  const { value: output, ...inputs } = named(first.maps);
+  const [[ownPort, pixels]] = Object.entries(inputs); // `/in` where the images are the first parameter
   if (output?.shape.length !== 2) throw new RangeError("The model's output is no scores of classes.");
   const chosen = target ?? argmax(output.values);
   if (!(chosen >= 0 && chosen < output.shape[1])) throw new RangeError(`There are classes 0 to ${output.shape[1] - 1}, not ${chosen}.`);
   const objective = { terms: [{ kind: { case: "classScore", value: { classes: [BigInt(chosen)], kind: ClassScoreKind.LOGIT } } }] };
   const own = METHODS[method];
-  const question = { modelId, pixels, objective, target: chosen, score: output.values[chosen], setting, edits: own.edits ?? [], hasValue: own.hasValue, options, tell };
-  const place = own.isAtModule && at === null ? await placeOf(question) : { at: at ?? INPUT, channelDim: null, grid: null };
+  const question = { modelId, port: ownPort, name: ownPort === FIRST ? "" : IMAGES, pixels, objective, target: chosen, score: output.values[chosen], setting, edits: own.edits ?? [], hasValue: own.hasValue, options, tell };
+  const place = own.isAtModule && at === null ? await placeOf(question) : { at: at ?? ownPort, channelDim: null, grid: null };
   const values = await own.compute({ ...question, place });
   const [height, width] = pixels.shape.slice(2);
   return { values, pixels, place, target: chosen, score: question.score, heat: heatOf(values, own.isMap, place, height, width) };
@@ -61,19 +62,19 @@ export async function attribute({ modelId, input, method, target, at, setting },
 
 const named = (maps) => Object.fromEntries(maps.map(({ map, tensor }) => [map.name, tensor]));
 
-const tensorInput = (tensor) => ({ kind: "tensor", ...tensor });
+const tensorInput = (tensor, name) => ({ kind: "tensor", ...tensor, name });
 
-async function placeOf({ modelId, pixels, options }) {
+async function placeOf({ modelId, pixels, name, options }) {
   const taps = [{ selector: "**", statistics: [Statistic.ABSMAX], values: false }];
-  const reply = await plan(modelId, tensorInput(pixels), { taps }, options);
+  const reply = await plan(modelId, tensorInput(pixels, name), { taps }, options);
   const values = reply.featureMaps.map((map) => ({ ...map, shape: map.tensor.shape.map(Number) }));
   return defaultPlace(values, pixels.shape);
 }
 
 /** Runs a pass with gradients; returns `{value, gradient}`. */
-async function pass({ modelId, objective, edits, options }, tensor, at, hasValue) {
+async function pass({ modelId, name, objective, edits, options }, tensor, at, hasValue) {
   const taps = [...(hasValue ? [{ selector: at, alias: "value" }] : []), { selector: at, alias: "gradient", isGradient: true }];
-  return named((await extract(modelId, tensorInput(tensor), { taps, objective, edits }, options)).maps);
+  return named((await extract(modelId, tensorInput(tensor, name), { taps, objective, edits }, options)).maps);
 }
 
 function gradient(combine) {
@@ -97,11 +98,11 @@ function guided() {
 }
 
 async function integratedGradients(question) {
-  const { pixels, setting, tell } = question;
+  const { pixels, port, setting, tell } = question;
   const rule = gaussLegendre(setting);
   const integral = new PathIntegral(rule.weights, pixels.values.length);
   for (const { tensor, count } of interpolants(pixels, rule.alphas)) {
-    integral.add((await pass(question, tensor, INPUT, false)).gradient, count);
+    integral.add((await pass(question, tensor, port, false)).gradient, count);
     tell(integral.count / setting);
   }
   return { shape: pixels.shape, values: pixels.values.map((value, at) => value * integral.sum[at]) };
@@ -121,12 +122,12 @@ async function layerConductance(question) {
   return { shape: [1, ...shape.slice(1)], values: Float32Array.from(total.sum) };
 }
 
-async function occlusion({ modelId, pixels, setting, target, score, options, tell }) {
+async function occlusion({ modelId, name, pixels, setting, target, score, options, tell }) {
   const every = windows(pixels.shape, setting);
   const total = new OcclusionSum(pixels.shape, score);
   let done = 0;
   for (const { tensor, places } of occluded(pixels, every)) {
-    const { maps } = await extract(modelId, tensorInput(tensor), { taps: [{ selector: OUTPUT, alias: "score" }], ...EXACT }, options);
+    const { maps } = await extract(modelId, tensorInput(tensor, name), { taps: [{ selector: OUTPUT, alias: "score" }], ...EXACT }, options);
     const output = named(maps).score;
     total.add(places, places.map((_, at) => output.values[at * output.shape[1] + target]));
     tell((done += places.length) / every.length);

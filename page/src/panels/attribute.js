@@ -7,6 +7,7 @@ import { attributionCommand, attributionPython, healthCommand, healthPython, tok
 import { gradientHealth } from "../attribution/health.js";
 import { attributeTokens } from "../attribution/tokens.js";
 import { html, number } from "../html.js";
+import { imagePort } from "../ports.js";
 import { best, categories, collected, input, isDescribed, model, options, view } from "../state.js";
 import { Copies } from "../views/copy.js";
 import { Field } from "../views/field.js";
@@ -64,7 +65,7 @@ async function run() {
 
 const ANSWERS = {
   map: ({ model: modelId, setting, ...asked }, own) =>
-    compute({ modelId, ...asked, setting: setting?.[1] ?? null }, own, (done) => { share.value = done; }),
+    compute({ modelId, port: imagePort(model.value.inputs), ...asked, setting: setting?.[1] ?? null }, own, (done) => { share.value = done; }),
   text: ({ model: modelId, ...asked }, own) => attributeTokens({ modelId, ...asked }, own),
   [HEALTH]: (asked, own) => gradientHealth(asked.model, asked.input, asked.target, own),
 };

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from torch import nn
 
 import trocar
+from tests.support.models.tiny_models import ImagesFirst, LateImages, of_images
 from tests.support.oracles.oracle import noise
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar._base.tensors import Array
@@ -155,6 +156,31 @@ def test_images_are_preprocessed_by_the_server(client: trocar.Client, tmp_path: 
     assert len(found.class_names) == 2
     found.plot(tmp_path / "cam.png", image=image)
     assert (tmp_path / "cam.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("saliency", "input_x_gradient", "integrated_gradients", "smoothgrad", "guided_backprop"),
+        *("grad_cam", "layer_conductance", "occlusion"),
+    ],
+)
+def test_images_need_not_be_the_first_parameter(
+    pixel_client: trocar.Client, method: str, tmp_path: Path
+) -> None:
+    image = photograph(tmp_path / "a.png")
+    expected = pixel_client.attribute("first", image, method)
+    late = pixel_client.attribute("late", image, method)
+    assert (expected.at, late.at) in {("/in", "/in(pixel_values)"), ("relu", "relu")}
+    np.testing.assert_array_equal(late.values, expected.values)
+
+
+@pytest.fixture(scope="module")
+def pixel_client() -> Iterator[trocar.Client]:
+    """A client of two models of the same weights, whose images are the first parameter and the second."""
+    models = {"first": of_images(ImagesFirst), "late": of_images(LateImages)}
+    with running_server(models=models, device="cpu") as running, trocar.connect(running.address) as client:
+        yield client
 
 
 async def test_the_asyncio_client_gives_the_same(server: RunningServer, client: trocar.Client) -> None:

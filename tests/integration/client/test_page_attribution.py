@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import copy
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from transformers import BertForSequenceClassification
 
 import trocar
 from tests.support.models import text_models
+from tests.support.models.tiny_models import LateImages, of_images
 from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import RunningServer, running_server
@@ -115,8 +117,45 @@ def test_the_heat_map_is_that_of_the_client(tab: Tab, url: str, client: trocar.C
     assert levels[-1] > levels[0]
 
 
+@pytest.mark.parametrize("method", ["saliency", "integrated_gradients", "grad_cam", "occlusion"])
+def test_images_need_not_be_the_first_parameter(
+    tab: Tab, tmp_path: Path, late: tuple[str, trocar.Client], method: str
+) -> None:
+    address, client = late
+    options: dict[str, Any] = {"occlusion": {"window": 4}, "integrated_gradients": {"steps": 5}}.get(
+        method, {}
+    )
+    setting = "".join(f"&attribute.setting={value}" for value in options.values())
+    tab.page.goto(f"{address}#panel=attribute&sample=cat&attribute.method={method}{setting}")
+    tab.page.get_by_role("button", name=f"Save as {method}.npy").wait_for()
+    expected = client.attribute("late", CAT, method, **options)
+    np.testing.assert_allclose(np.load(saved(tab, tmp_path)), expected.values, rtol=1e-4, atol=1e-6)
+    assert expected.at in tab.page.locator(".statistics").inner_text()
+
+
+def test_gradients_are_edited_where_images_are_not_the_first_parameter(
+    tab: Tab, late: tuple[str, trocar.Client]
+) -> None:
+    edits = quote(json.dumps([{"at": "relu/grad_out", "op": "scale", "factor": 0.5}]))
+    tab.page.goto(f"{late[0]}#panel=change&sample=cat&module=relu&change.edits={edits}")
+    tab.page.locator('section.after[aria-busy="false"]').wait_for()
+    assert tab.page.get_by_role("alert").count() == 0
+
+
+@pytest.fixture(scope="module")
+def late() -> Iterator[tuple[str, trocar.Client]]:
+    """A page of a model whose images are the second parameter, and a client of its server."""
+    with (
+        running_server(models={"late": of_images(LateImages)}, device="cpu") as running,
+        trocar.connect(running.address) as client,
+        client.page() as page,
+    ):
+        yield page.url, client
+
+
 BLANK = """new MutationObserver(() => {
-  const blank = [...document.querySelectorAll("canvas")].find(({width, height}) => width === 300 && height === 150);
+  const all = [...document.querySelectorAll("canvas")];
+  const blank = all.find(({width, height}) => width === 300 && height === 150);
   if (blank) window.blank = blank.getAttribute("aria-label");
 }).observe(document, {childList: true, subtree: true})"""
 """Tells of a canvas that has its first size, so that nothing was drawn, when it enters the page."""

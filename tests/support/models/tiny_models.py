@@ -25,6 +25,47 @@ class Plain(nn.Module):
         return self.fc(self.pool(x).flatten(1))
 
 
+class LateImages(nn.Module):
+    """A classifier whose images are not its first parameter, as FLAVA's are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.relu = nn.ReLU()
+        self.fc = nn.Linear(4, 5)
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, pixel_values: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert pixel_values is not None
+        means: torch.Tensor = self.relu(self.conv(pixel_values)).mean((2, 3))
+        if input_ids is not None:
+            means = means + self.words(input_ids).mean(1)
+        scores: torch.Tensor = self.fc(means)
+        return scores
+
+
+class ImagesFirst(LateImages):
+    """The same, without words."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(None, pixel_values)
+
+
+def of_images(kind: type[LateImages]) -> dict[str, Any]:
+    """Configure one of the two, for images."""
+    image = {"resize": [16], "crop": [16, 16], "mean": [0.5, 0.4, 0.3], "std": [1.0, 1.0, 1.0]}
+    pixels = {"dtype": "float32", "shape": ["batch", 3, 16, 16]}
+    return {
+        "factory": f"{kind.__module__}:{kind.__qualname__}",
+        "input_shape": (3, 16, 16),
+        "weights": "random:0",
+        "inputs": {"pixel_values": pixels},
+        "preprocessing": image,
+    }
+
+
 class NamedScores(Plain):
     """Returns the scores of `Plain` as `logits` among others, by one module more."""
 
