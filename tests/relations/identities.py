@@ -1,6 +1,7 @@
 """After a change of a model's description, nothing that was kept of before is continued.
 
-Every field of `[models.ID]` has a change that changes answers, or a reason why it cannot.
+Every field of `[models.ID]`, and every setting of `[images]` and `[engine]`, has a change that makes another
+model of it, or a reason why it is the same one.
 """
 
 from collections.abc import Callable
@@ -10,54 +11,85 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from pydantic import BaseModel
 from torch import nn
 
 import trocar
-from trocar_server.config import ModelConfig
+from trocar_server.config import EngineConfig, ImagesConfig, ModelConfig, ServerConfig
+from trocar_server.models.identity import NOT_IDENTITY, NOT_SETTINGS
 
 BASE: dict[str, Any] = {
     "factory": "tests.relations.identities:Changeable",
     "weights": "random:1",
     "input_shape": (3, 8, 8),
     "stages": {"early": "first"},
-    "preprocessing": {"resize": [8], "crop": [8]},
+    "preprocessing": {"resize": [8, 8]},
     "options": {"power": 1},
 }
-NEUTRAL = {
-    "architecture": "`factory` says it here; an architecture is one more name for a builder",
-    "source": "says what `factory` says",
-    "arguments": "are options of the builder by position",
-    "categories": "are names beside an answer",
-    "input_shape": "is an example",
-    "inputs": "describe arguments, and change no value",
-    "processor": "is read for texts and sound; its files have a digest of their own",
-    "replicas": "are copies with equal weights",
-    "numerics": "is a default of callers: values are as close as promised",
-    "warm_variants": "are built earlier, and answer as later ones",
-    "merge": "lets calls share a pass whose rows are independent",
-}
-"""Fields that cannot change an answer."""
 CHANGES: dict[str, Any] = {
     "factory": "tests.relations.identities:Other",
     "weights": "random:2",
     "stages": {"early": "second"},
-    "preprocessing": {"resize": [8], "crop": [8], "mean": [0.1, 0.2, 0.3]},
+    "preprocessing": {"resize": [8, 8], "mean": [0.1, 0.2, 0.3]},
     "options": {"power": 2},
+    "arguments": (3.0,),
     "dtype": "bf16",
 }
-"""A change of each field that may."""
+"""A change of each field that changes the answer which is asked for here."""
+OTHER_CALLS: dict[str, Any] = {
+    "input_shape": (3, 16, 16),
+    "inputs": {"x": {"dtype": "float32", "shape": ["batch", 3, 8, 8]}},
+    "numerics": "bf16",
+    "warm_variants": [{"taps": ["first"], "numerics": "bf16"}],
+    "processor": "tokenizer",
+}
+"""A change of each field that changes answers, but not the one here: of masks, compiled passes, texts."""
+NEUTRAL: dict[str, tuple[Any, str]] = {
+    "categories": (["a", "b"], NOT_IDENTITY["categories"]),
+    "merge": ("everybody", NOT_IDENTITY["merge"]),
+    "replicas": (2, "are copies with equal weights, and no field of `ModelSpec`"),
+}
+"""Changes after which it is the same model, and reasons."""
+ELSEWHERE = {
+    "architecture": "says what `factory` says here",
+    "source": "says what `factory` says here; see `test_deployment_identity.py`",
+}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "images.orient": {"images": {"orient": False}},
+    "images.scale_16_bit": {"images": {"scale_16_bit": False}},
+    "engine.numerics": {"engine": {"numerics": "bf16"}},
+}
+"""A change of each setting of the server that decides values."""
+NOT_OF_A_MODEL = {
+    **{f"engine.{name}": reason for name, reason in NOT_SETTINGS.items()},
+    "device": "says where: exports note it beside the model",
+    "threads": "changes last digits, as another machine does",
+    "limits": "refuse calls, and change no value",
+    "models": "are described by their own fields",
+    "datasets": "are other inputs",
+    "cluster": "says where replicas run",
+    "page": "is the web page",
+    **dict.fromkeys(("host", "port", "health_port", "metrics_host", "metrics_port"), "is an address"),
+    **dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "tokens", "insecure"), "says who may call"),
+    **dict.fromkeys(("data_dir", "cache_dir"), "is a place"),
+    **dict.fromkeys(("strict", "reflection", "otel_endpoint", "log_format", "grace_s"), "runs the server"),
+    "max_message_bytes": "says how values are sent",
+}
+"""Settings of the server on which no value of a model depends, with their reasons."""
 
 
 class Changeable(nn.Module):
-    """Two layers, and a power that no weight tells of."""
+    """Two layers, and numbers that no weight tells of."""
 
-    def __init__(self, power: int) -> None:
+    def __init__(self, gain: float = 1.0, *, power: int) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
-        self.power = power
+        self.gain, self.power = gain, power
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.second(self.first(x.pow(self.power)))
+        return self.second(self.first(x.pow(self.power) * self.gain))
 
 
 class Other(Changeable):
@@ -68,8 +100,39 @@ class Other(Changeable):
 
 
 def unnamed_fields() -> set[str]:
-    """Return the fields of a model's configuration that are in neither table."""
-    return set(ModelConfig.model_fields) - NEUTRAL.keys() - CHANGES.keys()
+    """Return the fields of a model's configuration that are in no table."""
+    return (
+        set(ModelConfig.model_fields)
+        - CHANGES.keys()
+        - OTHER_CALLS.keys()
+        - NEUTRAL.keys()
+        - ELSEWHERE.keys()
+    )
+
+
+def unnamed_settings() -> set[str]:
+    """Return the settings of a server that are in neither table."""
+    tables: dict[str, type[BaseModel]] = {"engine": EngineConfig, "images": ImagesConfig}
+    single = {f"{table}.{name}" for table, kind in tables.items() for name in kind.model_fields}
+    return (single | set(ServerConfig.model_fields)) - tables.keys() - SETTINGS.keys() - NOT_OF_A_MODEL.keys()
+
+
+def write_pictures(folder: Path) -> None:
+    """Write four pictures that are to be turned, the last of them grey with 16 bits."""
+    folder.mkdir()
+    values = np.random.default_rng(0)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in "abc":
+        picture = Image.fromarray(values.integers(0, 256, (12, 8, 3), np.uint8))
+        picture.save(folder / f"{name}.png", exif=exif)
+    Image.fromarray(values.integers(0, 2048, (12, 8), np.uint16)).save(folder / "d.png")
+
+
+def answer(client: trocar.Client, pictures: Path) -> Any:
+    """Return the values of a stage, of all pictures."""
+    rows = [client.extract("m", path, ["early"]) for path in sorted(pictures.iterdir())]
+    return np.concatenate([next(iter(row.values())) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -77,41 +140,72 @@ class Kept:
     """Something that a server or a client keeps of a model, and continues.
 
     Attributes:
-        begin: Makes it, with a client of the first model.
+        begin: Makes it from pictures in a folder, with a client of the first model.
         is_continued: Continues it with a client of the changed model; whether it is taken.
     """
 
-    begin: Callable[[trocar.Client, Path], Any]
+    begin: Callable[[trocar.Client, Path, Path], Any]
     is_continued: Callable[[trocar.Client, Path, Any], bool]
 
 
 _TAPS = [trocar.tap("early", stats=["mean"], values=False, alias="kept")]
+_EXPORTED = [trocar.tap("early", alias="kept")]
 
 
-def picture() -> Any:
-    return np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+class _StopError(Exception):
+    """An export was stopped."""
 
 
-def _begin_stream(client: trocar.Client, _: Path) -> Any:
-    with client.extract_stream(
-        "m", [picture()], _TAPS, running_statistics=True, checkpoint_interval=1
-    ) as stream:
+def _begin_stream(client: trocar.Client, pictures: Path, _: Path) -> Any:
+    options: Any = {"running_statistics": True, "checkpoint_interval": 1}
+    with client.extract_stream("m", [pictures / "a.png"], _TAPS, **options) as stream:
         return list(stream)[-1].checkpoint
 
 
-def _continue_stream(client: trocar.Client, _: Path, checkpoint: Any) -> bool:
+def _continue_stream(client: trocar.Client, pictures: Path, checkpoint: Any) -> bool:
     options: Any = {"running_statistics": True, "checkpoint": checkpoint, "first_batch": 1}
     try:
-        with client.extract_stream("m", [picture()], _TAPS, **options) as stream:
+        with client.extract_stream("m", [pictures / "a.png"], _TAPS, **options) as stream:
             return [result.unwrap() for result in stream] != []
     except trocar.TrocarError:
         return False
 
 
-KEPT = {"stream": Kept(_begin_stream, _continue_stream)}
-"""What is kept, by name."""
+def _begin_export(client: trocar.Client, pictures: Path, work: Path) -> Path:
+    def stop(progress: Any) -> None:
+        if progress.sample_count == 2:
+            raise _StopError
 
-STILL_CONTINUED = {
-    ("stream", "stages"): "issue 40: a stage that names another module is not in the digest of a stream",
+    try:
+        _export(client, pictures, work / "features", stop)
+    except _StopError:
+        return work / "features"
+    raise AssertionError("it was not stopped")
+
+
+def _continue_export(client: trocar.Client, pictures: Path, out: Path) -> bool:
+    try:
+        return bool(_export(client, pictures, out, None).resumed_at == 2)
+    except trocar.OutputError as error:
+        return "model: other" not in str(error)  # it must say that the model is another one
+
+
+def _export(client: trocar.Client, pictures: Path, out: Path, progress: Any) -> Any:
+    options: Any = {"batch": 1, "shard_size": 1, "progress": progress}
+    return trocar.extract_dataset(client, "m", str(pictures), _EXPORTED, str(out), **options)
+
+
+def _digest(client: trocar.Client, *_: Any) -> str:
+    return client.model("m", has_digest=True).digest
+
+
+def _has_digest(client: trocar.Client, _: Path, digest: str) -> bool:
+    return _digest(client) == digest
+
+
+KEPT = {
+    "stream": Kept(_begin_stream, _continue_stream),
+    "export": Kept(_begin_export, _continue_export),
+    "digest": Kept(_digest, _has_digest),
 }
-"""Today's faults; each must still be one."""
+"""What is kept, by name."""

@@ -91,8 +91,11 @@ class Model:
     stages: dict[str, str] = field(default_factory=dict, repr=False)
     """Selectors by the names that stand for them, for example "layer[3]"; empty while not loaded."""
     digest: str = field(default="", repr=False)
-    """SHA-256 of id, architecture, weights, dtype, options and preprocessing of images, in hex. Empty while
-    not loaded, if not asked for in `Client.model`, and of older servers."""
+    """SHA-256, in hex, of which model this is: weights, code, and the configuration and settings that decide
+    values, not its id and class names. Empty while not loaded, and if not asked for in `Client.model`."""
+    digest_parts: dict[str, str] = field(default_factory=dict, repr=False)
+    """What `digest` is made of, by name, for example "stages": digits that say which parts of two models
+    differ. Empty where `digest` is."""
 
     @property
     def is_loaded(self) -> bool:

@@ -26,7 +26,7 @@ def describe(
     options: Options,
     stored: "Sequence[StoredEdits]" = (),
 ) -> dict[str, Any]:
-    """Describe a job: model and weights, where they run, taps, edits, source and options.
+    """Describe a job: which model it is, where it runs, taps, edits, source and options.
 
     The handling of failed samples is no part of it: a run that stopped at one may resume with "skip",
     and its output equals that of a run that had skipped from the beginning.
@@ -58,14 +58,16 @@ def describe(
 
 
 def _model(model: "Model") -> dict[str, Any]:
-    facts = {
+    """Describe a model: its digest decides; the others are for people."""
+    return {
         "id": model.model_id,
         "architecture": model.architecture,
         "weights": model.weights,
         "parameter_count": model.parameter_count,
         "dtype": model.dtype,
+        "digest": model.digest,
+        "parts": model.digest_parts,
     }
-    return {**facts, "digest": model.digest} if model.digest else facts  # older servers give none
 
 
 def _plain(value: Any) -> Any:

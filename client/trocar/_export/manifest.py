@@ -18,7 +18,8 @@ from trocar.errors import OutputError
 
 NAME = "manifest.json"
 _VERSION = 1
-_DIGEST = "model.digest"
+_DIGEST, _PARTS = "model.digest", "model.parts."
+_OLDER = "model: an earlier version began this folder, and did not note all that decides the model's values"
 _MOST_DIFFERENCES = 8
 _MOST_CHARACTERS = 1_000
 _SHARD_NAME = re.compile(r"features-\d{5,}(\.[a-z]+)?")
@@ -111,20 +112,25 @@ def load(root: Path) -> Manifest | None:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List differences of two job descriptions: a line for each of the first, and a count of the others.
 
-    A digest that only one of them has is none: older servers give none, and older folders have none.
+    Of two models the parts that differ are named, in place of their digests.
     """
+    model = old.get("model")
+    if isinstance(model, Mapping) and "architecture" in model and "parts" not in model:
+        return [_OLDER]
     before, after = dict(_flat(old)), dict(_flat(new))
     names = [
         name
         for name in dict.fromkeys((*before, *after))
         if before.get(name, _MISSING) != after.get(name, _MISSING)
-        and (name != _DIGEST or (name in before and name in after))
     ]
-    lines = [
+    parts = [name for name in names if name.startswith(_PARTS)]
+    others = [name for name in names if name not in parts and not (parts and name == _DIGEST)]
+    lines = [f"model: other {', '.join(name.removeprefix(_PARTS) for name in parts)}"] if parts else []
+    lines += [
         f"{shortened(name)}: was {_shown(before, name)}, is now {_shown(after, name)}"
-        for name in names[:_MOST_DIFFERENCES]
+        for name in others[: _MOST_DIFFERENCES - len(lines)]
     ]
-    left = len(names) - len(lines)
+    left = len(others) + bool(parts) - len(lines)
     return [*lines, f"and {left:,} more"] if left else lines
 
 

@@ -49,6 +49,7 @@ def model(message: model_pb2.Model) -> Model:
         inputs=tuple(model_input(entry) for entry in message.inputs),
         stages={stage.name: stage.selector for stage in message.stages},
         digest=message.digest,
+        digest_parts=dict(sorted(message.digest_parts.items())),
     )
 
 

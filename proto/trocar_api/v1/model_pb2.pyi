@@ -58,6 +58,26 @@ class Model(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DigestPartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     FAMILY_FIELD_NUMBER: _builtins.int
@@ -74,6 +94,7 @@ class Model(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    DIGEST_PARTS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id that calls use: `^[a-z0-9][a-z0-9._-]{0,62}$`."""
     state: Global___ModelState.ValueType
@@ -99,9 +120,10 @@ class Model(_message.Message):
     error_message: _builtins.str
     """Why the last attempt to load failed. Empty otherwise."""
     digest: _builtins.str
-    """The SHA-256, in hex, of its id, architecture, weights, dtype, options and preprocessing of images. Equal on every
-    server, and after a restart; where weights cannot be hashed, for example sparse ones, another one after each load.
-    Empty while not loaded, and if not asked for; see `GetModelRequest.has_digest`.
+    """The SHA-256, in hex, of which model this is: its weights, its code, its configuration without the id, class names
+    and sharing of passes, and the settings of the server that decide values. Equal on every server, and after a
+    restart; where weights cannot be hashed, for example sparse ones, another one after each load. Empty while not
+    loaded, and if not asked for; see `GetModelRequest.has_digest`.
     """
     @_builtins.property
     def preprocessing(self) -> Global___Preprocessing:
@@ -127,6 +149,13 @@ class Model(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStage]:
         """Names that selectors may use for places of this model, in the order of the model. Empty while not loaded."""
 
+    @_builtins.property
+    def digest_parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The parts of which `digest` is made, by name, for example `tensors`, `stages` or `code`: the first 8 digits of the
+        SHA-256 of each, to say what differs between two models. Parts that are as usual are not listed. Empty where
+        `digest` is.
+        """
+
     def __init__(
         self,
         *,
@@ -146,10 +175,11 @@ class Model(_message.Message):
         inputs: _abc.Iterable[Global___ModelInput] | None = ...,
         stages: _abc.Iterable[Global___ModelStage] | None = ...,
         digest: _builtins.str = ...,
+        digest_parts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["preprocessing", b"preprocessing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "byte_count", b"byte_count", "categories", b"categories", "device", b"device", "digest", b"digest", "dtype", b"dtype", "error_message", b"error_message", "family", b"family", "input_shape", b"input_shape", "inputs", b"inputs", "model_id", b"model_id", "parameter_count", b"parameter_count", "preprocessing", b"preprocessing", "stages", b"stages", "state", b"state", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "byte_count", b"byte_count", "categories", b"categories", "device", b"device", "digest", b"digest", "digest_parts", b"digest_parts", "dtype", b"dtype", "error_message", b"error_message", "family", b"family", "input_shape", b"input_shape", "inputs", b"inputs", "model_id", b"model_id", "parameter_count", b"parameter_count", "preprocessing", b"preprocessing", "stages", b"stages", "state", b"state", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

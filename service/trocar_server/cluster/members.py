@@ -136,12 +136,21 @@ class Members:
 
 def difference_of(first: Identity, second: Identity) -> str:
     """Describe how two replicas differ; empty if they agree."""
-    if first["digest"] and second["digest"] and first["digest"] != second["digest"]:
-        return "its weights differ"
+    if parts := list(_differing_parts(first["parts"], second["parts"])):
+        is_many = len(parts) > 1 or parts[0].endswith("s")
+        return f"its {' and '.join(parts)} {'differ' if is_many else 'differs'}"
     if names := list(_differing(first["buffers"], second["buffers"])):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f"its tensor '{names[0]}'{more} differs"
     return ""
+
+
+def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[str]:
+    """Yield the parts of two identities that differ; weights that cannot be hashed are left to sketches."""
+    for name in sorted(first.keys() | second.keys()):
+        is_known = name != "weights" or (name in first and name in second)
+        if is_known and first.get(name) != second.get(name):
+            yield name
 
 
 def _differing(first: Mapping[str, list[float]], second: Mapping[str, list[float]]) -> Iterator[str]:

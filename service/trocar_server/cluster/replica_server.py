@@ -127,7 +127,7 @@ class _Serving:
 
         rpc, engine = running.rpc, running.engine
         deployment = engine.deployments.find(self._model_id)
-        identity = await replica_identity(deployment, engine.deployments.values(), engine.owner)
+        identity = await replica_identity(deployment, await engine.identity(deployment), engine.owner)
         self._lines.write(
             ready=rpc.plain_address or rpc.address,
             client_address=rpc.address,

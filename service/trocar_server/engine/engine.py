@@ -14,6 +14,7 @@ from trocar_server.engine.compiled.variants import CompiledVariants
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.host.deployment_identity import deployment_identity
 from trocar_server.engine.host.deployments import Deployments
 from trocar_server.engine.host.pace_checks import refuse_long
 from trocar_server.engine.reply_cache import KeptReply, Key, ReplyCache, key_of, with_own_memory
@@ -33,6 +34,7 @@ from trocar_server.engine.schedule.room import Room
 from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue
+from trocar_server.models.identity import Identity, settings_of
 from trocar_server.surgery import PassGuard
 
 Result = TypeVar("Result")
@@ -92,7 +94,14 @@ class Engine:
         self.run = owner.run_guarded
         self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
         self.replies = ReplyCache(limits.feature_cache_bytes)
-        self.compiled = CompiledVariants(owner, config, lambda: self.limits, data_dir, kept_dir)
+        self.compiled = CompiledVariants(
+            owner, config, lambda: self.limits, data_dir, kept_dir, identify=self.identity
+        )
+        self._settings = settings_of(config, conversion)
+
+    async def identity(self, deployment: Deployment) -> Identity:
+        """Return which model a deployment serves; about a second per GB of weights, see `weights_digest`."""
+        return await deployment_identity(deployment, self.deployments.values(), self.owner, self._settings)
 
     async def serve(self, call: Call, reservation: Reservation) -> Extraction | KeptReply:
         """Check a call, receive its payloads, and run it, or return the reply of an earlier equal call.

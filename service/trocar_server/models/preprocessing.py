@@ -285,6 +285,12 @@ class Preprocessor:
         mean, std = _numbers(self._transform, "mean"), _numbers(self._transform, "std")
         return functional.normalize(image, list(mean), list(std)) if mean else image
 
+    def settings(self) -> dict[str, Any]:
+        """Return all that decides its pixels; see `identity`."""
+        known = {name: value for name, value in vars(self._transform).items() if not name.startswith("_")}
+        known.pop("training", None)  # torchvision's presets are modules
+        return {"kind": type(self._transform).__name__, "as_list": self._as_list, **known}
+
     def describe(self) -> PreprocessingInfo:
         """Description for the wire."""
         transform: Any = self._transform

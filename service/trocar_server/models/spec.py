@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -28,6 +28,9 @@ DTYPES = ("", "bf16", "fp16", "fp32")
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 """The names of torchvision's `InterpolationMode`."""
+
+_ONLY_KNOWN = {"extra": "forbid"}
+"""Of pydantic, which reads specs from records: a field that this version does not know is an error."""
 
 _MODEL_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _FACTORY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
@@ -72,6 +75,7 @@ class PreprocessingSpec:
         ServiceError: `MODEL_INVALID`, a size, mean, std or interpolation does not work.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = _ONLY_KNOWN
     resize: tuple[int, ...] = ()
     """Pixels of the shorter side, or (height, width). Empty: no resize."""
     crop: tuple[int, ...] = ()
@@ -113,6 +117,7 @@ class PreprocessingSpec:
 class WarmVariant:
     """A compiled variant that is built, or restored, before its model counts as loaded."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = _ONLY_KNOWN
     taps: tuple[str, ...]
     """Selectors of the values; checked once the model is there."""
     numerics: str
@@ -144,6 +149,7 @@ class ModelSpec:
             `UNKNOWN_WEIGHTS`, the random seed is no number.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = _ONLY_KNOWN
     model_id: str
     """The id that calls use: `^[a-z0-9][a-z0-9._-]{0,62}$`."""
     architecture: str

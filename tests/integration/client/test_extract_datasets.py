@@ -343,7 +343,7 @@ def test_a_model_published_again_is_not_taken_for_the_one_before(serve: Serve, t
         own.unpublish("tuned")
         trainer.step(images, np.array([0, 1, 2, 3, 0, 1]))
         trainer.publish("tuned")
-        with pytest.raises(OutputError, match=r"model\.digest: was"):
+        with pytest.raises(OutputError, match=r"model: other .*weights"):
             extract()
         trocar.extract_dataset(own, "tuned", images, ["fc"], out, batch=2, restart=True)
         expected = np.concatenate([own.extract("tuned", images[at : at + 2], "fc")["fc"] for at in (0, 2, 4)])
@@ -369,7 +369,7 @@ def test_half_a_run_is_not_filled_up_with_rows_of_other_weights(
         if is_same:
             assert trocar.extract_dataset(own, *words, batch=2, shard_size=2).resumed_at == 2
         else:
-            with pytest.raises(OutputError, match=r"model\.digest: was"):
+            with pytest.raises(OutputError, match=r"model: other .*weights"):
                 trocar.extract_dataset(own, *words, batch=2, shard_size=2)
 
 

@@ -23,8 +23,10 @@ ENGINE = {"compile_after": 1, "min_gain": 0.0}
 
 
 @contextmanager
-def server_of(folder: Path, weights: str = "random:0", **engine: Any) -> Iterator[RunningServer]:
-    models = {"plain": custom(Plain, (3, 8, 8), weights=weights)}
+def server_of(
+    folder: Path, weights: str = "random:0", fields: Any = None, **engine: Any
+) -> Iterator[RunningServer]:
+    models = {"plain": {**custom(Plain, (3, 8, 8), weights=weights), **(fields or {})}}
     with running_server(models=models, device="cpu", data_dir=folder, engine={**ENGINE, **engine}) as server:
         yield server
 
@@ -118,6 +120,23 @@ def test_a_model_with_other_weights_does_not_use_it(data_dir: Path) -> None:
         settle(server)
     with server_of(data_dir) as server:  # it is still there for its own
         assert call(server, numerics="fast").execution.engine != "eager"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_used"),
+    [
+        ({"stages": {"early": "conv"}}, False),
+        ({"numerics": "bf16"}, False),
+        ({"preprocessing": {"crop": [8]}}, False),
+        ({"categories": list("abcde")}, True),
+        ({"merge": "everybody"}, True),
+    ],
+)
+def test_it_belongs_to_the_model_as_configured(data_dir: Path, fields: Any, is_used: bool) -> None:
+    with server_of(data_dir, fields=fields) as server:
+        build_here(server)
+        assert (call(server, numerics="fast").execution.engine != "eager") is is_used
+        settle(server)
 
 
 def test_one_that_is_too_far_from_eager_is_removed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,9 +64,13 @@ def test_a_digest_is_told_where_it_is_wanted(models_client: trocar.Client) -> No
     digest = models_client.model("plain", has_digest=True).digest
     assert len(bytes.fromhex(digest)) == 32
     assert models_client.model("plain", has_digest=True).digest == digest
-    assert models_client.model("labelled", has_digest=True).digest != digest
+    assert models_client.model("labelled", has_digest=True).digest == digest  # ids and class names are names
+    other = models_client.model("resnet18", has_digest=True)
+    assert other.digest != digest
+    assert {"weights", "code", "architecture"} <= other.digest_parts.keys()
     assert models_client.model("plain").digest == ""
     assert {model.digest for model in models_client.models()} == {""}
+    assert {str(model.digest_parts) for model in models_client.models()} == {"{}"}
 
 
 def test_the_nearest_ids_are_named(models_client: trocar.Client) -> None:

@@ -174,7 +174,9 @@ def test_a_checkpoint_of_other_edits_or_another_objective_is_refused(
     if is_taken:
         assert results(of, edits, checkpoint=first.checkpoint, first_batch=1)[0].error is None
         return
-    with pytest.raises(trocar.InvalidArgumentError, match="other edits or another objective"):
+    with pytest.raises(
+        trocar.InvalidArgumentError, match="other taps, edits or numerics, or another objective"
+    ):
         results(of, edits, checkpoint=first.checkpoint, first_batch=1)
 
 
@@ -218,6 +220,8 @@ def one_batch(client: trocar.Client, **changed: Any) -> trocar.BatchResult:
         ({"taps": [some_logits(0, 1), "conv"]}, False),
         ({"edits": [added(100.0)]}, False),
         ({"model_id": "other"}, False),
+        ({"numerics": "bf16"}, False),
+        ({"merge": False, "priority": "low", "timeout_s": 60.0}, True),
     ],
 )
 def test_a_checkpoint_of_another_computation_is_refused(
@@ -228,7 +232,8 @@ def test_a_checkpoint_of_another_computation_is_refused(
         assert one_batch(own, **again).error is None
         return
     with pytest.raises(
-        trocar.InvalidArgumentError, match="belongs to another model or other weights, other taps"
+        trocar.InvalidArgumentError,
+        match="belongs to another model, or to other weights, code or settings of it",
     ):
         one_batch(own, **again)
 
@@ -239,7 +244,9 @@ def test_a_checkpoint_of_a_stored_list_that_was_changed_is_refused(own: trocar.C
     again: dict[str, Any] = {"edits": "mine", "checkpoint": first.checkpoint, "first_batch": 1}
     assert one_batch(own, **again).error is None
     own.store_edits("plain", "mine", [added(100.0)], replace=True)
-    with pytest.raises(trocar.InvalidArgumentError, match="other edits or another objective"):
+    with pytest.raises(
+        trocar.InvalidArgumentError, match="other taps, edits or numerics, or another objective"
+    ):
         one_batch(own, **again)
 
 

@@ -76,7 +76,7 @@ def test_a_replica_that_differs_is_listed_as_refused_and_not_as_a_replica(
     one = directory(tmp_path, holder(1))
     for name, digest in (("a", "one"), ("b", "two")):
         report = {"replica_id": name, "model_id": "m", "node_id": "node"}
-        one.join(report, {"digest": digest, "buffers": {}}, "v1")
+        one.join(report, {"parts": {"weights": digest}, "buffers": {}}, "v1")
         one.report_replica(report)
     state = one.state()
     assert [report["replica_id"] for report in state["replicas"]] == ["a"]

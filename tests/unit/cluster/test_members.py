@@ -8,7 +8,7 @@ import pytest
 from trocar_server.cluster.members import FORGOTTEN_AFTER_S, GONE_S, NEW_FOR_S, WAIT, Members, difference_of
 
 VERSION = "v1"
-COMPUTED = {"digest": "", "buffers": {"angles": [0.5, 1.0, -0.25, 0.0]}}
+COMPUTED = {"parts": {}, "buffers": {"angles": [0.5, 1.0, -0.25, 0.0]}}
 
 
 class Cluster:
@@ -39,7 +39,7 @@ def report(name: str) -> dict[str, Any]:
 
 
 def identity(weights: str) -> Mapping[str, Any]:
-    return {"digest": weights, "buffers": {}}
+    return {"parts": {"weights": weights}, "buffers": {}}
 
 
 @pytest.fixture
@@ -151,11 +151,24 @@ def test_another_configuration_has_no_refusals_yet(cluster: Cluster) -> None:
     ],
 )
 def test_computed_tensors_may_differ_by_roundings(other: list[float], differs: bool) -> None:
-    found = difference_of(COMPUTED, {"digest": "", "buffers": {"angles": other} if other else {}})
+    found = difference_of(COMPUTED, {"parts": {}, "buffers": {"angles": other} if other else {}})
     assert found == ("its tensor 'angles' differs" if differs else "")
-    assert bool(difference_of({"digest": "", "buffers": {"angles": other}}, COMPUTED)) == differs
+    assert bool(difference_of({"parts": {}, "buffers": {"angles": other}}, COMPUTED)) == differs
 
 
-def test_a_digest_is_compared_only_where_there_are_two() -> None:
-    assert difference_of({"digest": "one", "buffers": {}}, {"digest": "", "buffers": {}}) == ""
-    assert difference_of({"digest": "one", "buffers": {}}, {"digest": "two", "buffers": {}})
+def test_weights_are_compared_only_where_both_could_be_hashed() -> None:
+    hashed = {"parts": {"weights": "one", "code": "c"}, "buffers": {}}
+    assert difference_of(hashed, {"parts": {"code": "c"}, "buffers": {}}) == ""
+    assert difference_of(hashed, {"parts": {**hashed["parts"], "weights": "two"}, "buffers": {}})
+
+
+def test_what_differs_is_named() -> None:
+    def of(**parts: str) -> dict[str, Any]:
+        return {"parts": parts, "buffers": {}}
+
+    assert difference_of(of(weights="a"), of(weights="b")) == "its weights differ"
+    assert difference_of(of(code="a"), of(code="b")) == "its code differs"
+    assert difference_of(of(), of(processor="b")) == "its processor differs"
+    assert (
+        difference_of(of(code="a", weights="a"), of(code="b", weights="b")) == "its code and weights differ"
+    )

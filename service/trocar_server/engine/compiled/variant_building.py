@@ -1,12 +1,11 @@
 """Variant building: background builds, trials and rejection of compiled variants."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -16,8 +15,8 @@ from trocar_server.engine.compiled.backends.build_worker import Built, Job
 from trocar_server.engine.compiled.backends.candidates import Candidate, Runner, candidates, has_openvino
 from trocar_server.engine.compiled.backends.graphs import GraphApi, graphs_of
 from trocar_server.engine.compiled.backends.openvino_runner import OpenVinoRunner
+from trocar_server.engine.compiled.environment import environment_digest
 from trocar_server.engine.compiled.variant import State, Variant
-from trocar_server.engine.compiled.variant_identity import environment_digest, model_digest
 from trocar_server.engine.compiled.variant_record import VariantRecord
 from trocar_server.engine.compiled.variant_store import KeptVariant, VariantStore
 from trocar_server.engine.compiled.variant_trial import (
@@ -35,7 +34,8 @@ from trocar_server.engine.run.forward_pass import is_out_of_memory
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError, first_line
-from trocar_server.models import HostedModel, make_replica
+from trocar_server.models import make_replica
+from trocar_server.models.identity import Identity
 from trocar_server.storage.temporary_folder import TemporaryFolder
 
 _NO_MEMORY = "the device has too little memory for the trial"
@@ -55,10 +55,16 @@ _WITHOUT_REPLICA = (ErrorReason.SERVER_BUSY, ErrorReason.MODEL_NOT_LOADED)
 
 Build = Callable[[Job], Coroutine[Any, Any, Built]]
 """Builds in another process."""
+Identify = Callable[[Deployment], Awaitable[Identity]]
+"""Returns which model a deployment serves."""
 
 
 class NotRestoredError(Exception):
     """A kept variant cannot be used."""
+
+
+class NotKeptError(Exception):
+    """A variant cannot be kept for the next process."""
 
 
 class VariantBuilder:
@@ -71,6 +77,7 @@ class VariantBuilder:
         build: Builds in another process.
         log: Logger; one line for each variant that is used or rejected.
         store: Keeps accepted variants on disk; None keeps none.
+        identify: Returns which model a deployment serves; needed where variants are kept.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class VariantBuilder:
         build: Build,
         log: Any,
         store: VariantStore | None = None,
+        identify: Identify | None = None,
     ) -> None:
         self._owner = owner
         self._config = config
@@ -89,7 +97,7 @@ class VariantBuilder:
         self._log = log
         self.graphs_of = graphs_of if config.cuda_graphs else _none_of
         self._store = store
-        self._digests: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
+        self._identify = identify
         self._one_at_a_time = asyncio.Lock()
         self.used_count = 0
         self.discarded_count = 0
@@ -236,8 +244,10 @@ class VariantBuilder:
         if store is None or deployment.may_change or not await asyncio.to_thread(store.has_any):
             return []
         try:
-            digest = await self._digest(deployment.hosted)
-        except Exception:  # noqa: BLE001 - tensors or code without a digest: nothing of it was kept
+            digest = await self._digest(deployment)
+        except Exception:  # noqa: BLE001 - an odd module: nothing of it was kept
+            return []
+        if not digest:
             return []
         return await asyncio.to_thread(store.find, digest, environment_digest())
 
@@ -291,18 +301,21 @@ class VariantBuilder:
         if store is None or folder is None or hosted.device.type != "cpu":
             return
         try:
-            identity = await self._digest(hosted), environment_digest()
+            if not (digest := await self._digest(variant.deployment)):
+                raise NotKeptError("its weights have no digest, or its code is in no file")
+            identity = digest, environment_digest()
             used = (runner.engine, runner.numerics)
             record = VariantRecord.of(identity, variant.recipe, variant.numerics, used, variant.built)
             variant.kept_key = await asyncio.to_thread(_kept, store, folder, record)
         except Exception as error:  # noqa: BLE001 - a full disk, or tensors or code without a digest
             self._log.warning("compiled pass not kept", **described(variant), problem=first_line(error))
 
-    async def _digest(self, hosted: HostedModel) -> str:
-        """Return the digest of a model, computed once; it raises what `model_digest` does."""
-        if hosted not in self._digests:
-            self._digests[hosted] = await asyncio.to_thread(model_digest, hosted)
-        return self._digests[hosted]
+    async def _digest(self, deployment: Deployment) -> str:
+        """Return the digest of a model's identity; empty where it does not tell one model from another."""
+        if self._identify is None:
+            return ""
+        identity = await self._identify(deployment)
+        return identity.digest if identity.is_lasting and identity.has_code else ""
 
     def _discard(self, variant: Variant, runner: Runner, problem: str) -> None:
         self.discarded_count += 1

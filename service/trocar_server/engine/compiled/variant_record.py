@@ -8,8 +8,8 @@ import torch
 from trocar_server.engine.compiled.backends.build_worker import Built
 from trocar_server.engine.compiled.backends.folding import Pair
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
-from trocar_server.engine.compiled.variant_identity import digest_of
 from trocar_server.engine.request.numerics import Numerics
+from trocar_server.models.identity import digest_of
 from trocar_server.storage.sealed_record import Record
 from trocar_server.surgery import Target
 
@@ -37,7 +37,7 @@ class VariantRecord(Record):
     """A variant that was accepted.
 
     Attributes:
-        model: The `model_digest` of its model.
+        model: The digest of the identity of its model.
         environment: The `environment_digest` of the process that built it.
         asked: The loosest numerics that its callers accept.
         arguments: Of its recipe.
@@ -70,7 +70,7 @@ class VariantRecord(Record):
         """Describe a variant.
 
         Args:
-            identity: The digests of the model and of the environment.
+            identity: The digests of the model's identity and of the environment.
             recipe: Its values.
             asked: The loosest numerics that its callers accept.
             used: The engine and the numerics of the accepted backend.

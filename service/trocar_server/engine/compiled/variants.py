@@ -37,7 +37,7 @@ from trocar_server.engine.compiled.variant import (
     plan_signature,
     rows_of,
 )
-from trocar_server.engine.compiled.variant_building import Build, VariantBuilder
+from trocar_server.engine.compiled.variant_building import Build, Identify, VariantBuilder
 from trocar_server.engine.compiled.variant_store import VariantStore
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
@@ -74,6 +74,7 @@ class CompiledVariants:
         kept_dir: Folder of variants that are kept for the next process; None keeps none.
         build: Builds in another process.
         log: Logger; one line for each variant used or rejected; structlog's logger `trocar` when None.
+        identify: Returns which model a deployment serves; needed where variants are kept.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class CompiledVariants:
         kept_dir: Path | None = None,
         build: Build = build_apart,
         log: Any = None,
+        identify: Identify | None = None,
     ) -> None:
         self._log = log = log or structlog.get_logger("trocar")
         self._owner = owner
@@ -93,7 +95,7 @@ class CompiledVariants:
         self.store = None
         if kept_dir is not None and config.kept_variants_bytes and owner.device.type == "cpu":
             self.store = VariantStore(kept_dir, config.kept_variants_bytes, log)
-        self.builder = VariantBuilder(owner, config, data_dir, build, log, self.store)
+        self.builder = VariantBuilder(owner, config, data_dir, build, log, self.store, identify)
         self.evicted_count = 0
         self._by_key: OrderedDict[_Key, Variant | None] = OrderedDict()
         self._variants: OrderedDict[_Key, Variant] = OrderedDict()

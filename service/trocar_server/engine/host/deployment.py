@@ -32,6 +32,7 @@ from trocar_server.engine.schedule.lease import Replica, ReplicaPool
 from trocar_server.engine.schedule.pace import Pace
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_replica, stages_for
+from trocar_server.models.identity import Identity
 from trocar_server.surgery import PassGuard, Recording, Selector, parse_selector, resolve
 from trocar_server.surgery.structure import format_picks
 from trocar_server.tensors.reductions import dtype_name
@@ -107,6 +108,8 @@ class Deployment:
     """Times that a pass had other shapes than predicted: what was checked before does not hold any more."""
     tensor_digests: dict[str, str] = field(default_factory=dict)
     """Of weights that never change, as far as they were hashed; see `weights_digest`."""
+    described: Identity | None = None
+    """Which model it is, without its weights; None until somebody asks, see `deployment_identity`."""
     digest_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while weights are hashed."""
     _to_extend: Signature | None = None

@@ -1,7 +1,7 @@
 """Identity of a replica: what must be equal for all replicas of a model, or they answer differently.
 
-    identity = await replica_identity(deployment, deployments.values(), engine.owner)
-    # {"digest": "9f2c...", "buffers": {"position.angles": [0.52, 1.7, -0.4, 0.2]}}
+    compared = await replica_identity(deployment, await engine.identity(deployment), engine.owner)
+    # {"parts": {"weights": "9f2c...", ...}, "buffers": {"position.angles": [0.52, 1.7, -0.4, 0.2]}}
 
 # Note: [Computed buffers]
 Buffers that are not saved are usually computed, such as tables of angles, and two kinds of CPU may compute
@@ -10,7 +10,7 @@ with fixed signs: two drawn tensors have sums as far apart as their elements, ho
 roundings hardly show. What is loaded or drawn and saved is compared bit by bit.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from trocar_server.engine.host.deployment import Deployment
-from trocar_server.engine.host.weights_digest import deployment_digest, weights_digest
 from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.models.identity import Identity
 
 _PIECE = 1 << 20
 _MIXER = 2654435761
@@ -28,28 +28,22 @@ _SIGN_BITS = (13, 19, 25)
 """Bits of a mixed index that are signs, one for each sum."""
 
 
-async def replica_identity(
-    deployment: Deployment, others: Iterable[Deployment], owner: DeviceThread
-) -> dict[str, Any]:
+async def replica_identity(deployment: Deployment, identity: Identity, owner: DeviceThread) -> dict[str, Any]:
     """Return what is compared between the replicas of a model, as JSON.
 
-    About a second per GB of weights.
-
     Args:
-        deployment: See `weights_digest`, also for `others` and `owner`.
-        others: See there.
-        owner: See there.
+        deployment: The deployment.
+        identity: What `deployment_identity` returns for it.
+        owner: The thread that calls torch.
 
     Returns:
-        `digest`, that of the model; empty where some weights have a dtype or layout that cannot be hashed.
-        And `buffers`, sketches by name, see Note: [Computed buffers]: of the buffers that are not saved, and
-        of all tensors where there is no digest.
+        `parts`, those of the model's identity; without `weights` where some weights have a dtype or layout
+        that cannot be hashed. And `buffers`, sketches by name, see Note: [Computed buffers]: of the buffers
+        that are not saved, and of all tensors where they cannot be hashed.
     """
-    known = list(others)
-    is_hashed = await weights_digest(deployment, known, owner) != deployment.version
-    digest = await deployment_digest(deployment, known, owner) if is_hashed else ""
-    module = deployment.hosted.module
-    return {"digest": digest, "buffers": await owner.run(lambda: _sketched(module, is_hashed=is_hashed))}
+    module, is_hashed = deployment.hosted.module, identity.is_lasting
+    parts = {name: part for name, part in identity.parts.items() if is_hashed or name != "weights"}
+    return {"parts": parts, "buffers": await owner.run(lambda: _sketched(module, is_hashed=is_hashed))}
 
 
 @torch.no_grad()

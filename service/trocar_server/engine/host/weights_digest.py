@@ -1,10 +1,12 @@
-"""Digests of a deployment and of its weights: equal for equal ones, on every server and after a restart."""
+"""Digest of the weights of a deployment: equal for equal ones, on every server and after a restart.
+
+Which weights these are is one part of which model this is; see `deployment_identity`.
+"""
 
 import asyncio
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -13,35 +15,10 @@ from torch import Tensor, nn
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel
 from trocar_server.storage.fingerprint import fingerprint
 from trocar_server.tasks import shielded
 
 _GROUP_BYTES = 256 << 20
-
-
-async def deployment_digest(deployment: Deployment, others: Iterable[Deployment], owner: DeviceThread) -> str:
-    """Return the digest of a model: of its weights, and of its settings that decide values.
-
-    Args:
-        deployment: See `weights_digest`, also for `others` and `owner`.
-        others: See there.
-        owner: See there.
-
-    Returns:
-        The sha256 in hex. Its id is part of it; tokenizers, and the code of a factory, are not.
-    """
-    settings = _settings(deployment.hosted)
-    found = [await weights_digest(deployment, others, owner), *settings]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
-
-
-def _settings(hosted: HostedModel) -> list[str]:
-    spec = hosted.spec
-    published = spec.rebuilding.sha256 if spec.rebuilding else ""
-    images = replace(hosted.preprocessing.describe(), description="") if hosted.preprocessing else None
-    given = [repr(spec.arguments), repr(sorted(spec.options.items())), repr(images)]
-    return [spec.model_id, spec.architecture, published, spec.dtype, *given]
 
 
 async def weights_digest(deployment: Deployment, others: Iterable[Deployment], owner: DeviceThread) -> str:

@@ -107,8 +107,9 @@ class StreamStatistics:
         if head.get("computation") != self._computation:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
-                "the checkpoint belongs to another model or other weights, other taps, other edits or "
-                "another objective; give the same, or start again without it",
+                "the checkpoint belongs to another model, or to other weights, code or settings of it, to "
+                "other taps, edits or numerics, or another objective; give the same, or start again without "
+                "it",
             )
         self.batch_count, self.failed_count = counts
         for described, state in zip(_field(head, "entries", list), states, strict=True):

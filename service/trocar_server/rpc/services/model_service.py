@@ -3,7 +3,6 @@
 from trocar_api.v1 import model_pb2 as pb
 from trocar_api.v1 import model_pb2_grpc
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.host.weights_digest import deployment_digest
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.models import (
     CatalogueEntry,
@@ -48,9 +47,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         entry = self._engine.catalogue.get(request.model_id)
         model = _model(entry)
         if request.has_digest and entry.hosted is not None:
-            deployments = self._engine.deployments
-            deployment = deployments.find(request.model_id)
-            model.digest = await deployment_digest(deployment, deployments.values(), self._engine.owner)
+            identity = await self._engine.identity(self._engine.deployment(request.model_id))
+            model.digest = identity.digest
+            model.digest_parts.update(identity.short_parts)
         return pb.GetModelResponse(model=model)
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: CallContext) -> pb.LoadModelResponse:

@@ -14,11 +14,11 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
+from trocar_api.v1.execution_pb2 import Execution
 from trocar_api.v1.objective_pb2 import Objective
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
-from trocar_server.engine.host.weights_digest import deployment_digest
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Payloads, Plan
 from trocar_server.engine.run.extraction import Extraction
@@ -180,8 +180,8 @@ class StreamService:
             return None
         operands = received[: len(received) - len(plan.objective_operands)]  # those are labels
         deployment = self._engine.deployment(plan.model_id)
-        model = await deployment_digest(deployment, self._engine.deployments.values(), self._engine.owner)
-        facts = [model.encode(), _settings(start)]
+        model = await self._engine.identity(deployment)
+        facts = [model.digest.encode(), _settings(start)]
         facts += [stored[name].digest for name in sorted(stored)]
         computation = await asyncio.to_thread(_digest, [*facts, *(operand.data for operand in operands)])
         return await self._engine.owner.run(lambda: StreamStatistics(plan.taps, checkpoint, computation))
@@ -335,15 +335,28 @@ def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
     return [count] if count else []
 
 
+_NOT_COMPUTED = {
+    "max_chunk_bytes": "how values are sent",
+    "start_inputs": "shapes of batches",
+    "has_running_statistics": "is true wherever statistics are resumed",
+    "first_batch_index": "where it goes on",
+    "checkpoint_byte_count": "where it goes on",
+    "checkpoint_interval": "how often it may be resumed",
+    "batch_timeout_s": "a limit",
+    "adapter": "has become the model",
+}
+"""Fields of a stream's start on which its statistics do not depend, each with its reason."""
+
+
 def _settings(start: pb.ExtractStreamStart) -> bytes:
-    """Serialised taps, start, edits and objective of a stream, which its statistics depend on.
+    """Serialised start of a stream, without the fields on which its statistics do not depend.
 
     How values are sent does not count. Labels, and classes given for each sample, do not either: they belong
-    to the batches, and other batches may come in a separate stream.
+    to the batches, and other batches may come in a separate stream. Of `execution` the numerics count.
     """
-    described = pb.ExtractStreamStart(
-        taps=start.taps, start_at=start.start_at, edits=start.edits, objective=start.objective
-    )
+    counted = {field.name: value for field, value in start.ListFields() if field.name not in _NOT_COMPUTED}
+    described = pb.ExtractStreamStart(**counted)
+    described.execution.CopyFrom(Execution(numerics=start.execution.numerics))
     for tap in described.taps:
         tap.ClearField("values")
         tap.ClearField("cast")

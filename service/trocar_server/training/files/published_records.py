@@ -1,52 +1,46 @@
 """Records of published models, and how to rebuild a model from one."""
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import TypeAdapter, ValidationError, model_validator
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel, ModelSpec, PreprocessingSpec
+from trocar_server.models import HostedModel, ModelSpec
 from trocar_server.models.architectures import named_weights
 from trocar_server.models.from_source import TORCH_DTYPES
-from trocar_server.models.spec import Merge, Rebuilding
+from trocar_server.models.spec import Rebuilding
 from trocar_server.storage.sealed_record import Record
 from trocar_server.training.model.heads import HeadReplacement, ReplaceHead
 from trocar_server.training.spec.trainer_spec import HeadSpec
+
+_OWN = frozenset(("model_id", "weights", "categories", "factory", "rebuilding"))
+"""Fields of `ModelSpec` that a published model has of its own; every other one is its base's."""
+_SPECS = TypeAdapter(ModelSpec)
 
 
 class BaseRecord(Record):
     """How to rebuild the base model's module."""
 
-    architecture: str
-    """A torchvision model name or a factory, as in `ModelSpec`."""
     built_as: str
     """See `Rebuilding`."""
-    options: dict[str, Any]
-    """As in `ModelSpec`."""
-    arguments: tuple[Any, ...]
-    """As in `ModelSpec`."""
-    preprocessing: dict[str, Any] | None
-    """As in `ModelSpec`."""
-    input_shape: tuple[int, ...]
-    """As in `HostedModel`."""
-    stages: dict[str, str]
-    """As in `ModelSpec`."""
-    source: str = ""
-    """As in `ModelSpec`."""
-    dtype: str = ""
-    """As in `ModelSpec`."""
-    inputs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """As in `ModelSpec`."""
-    has_named_inputs: bool = False
-    """Whether its inputs are known by name, so that `input_shape` does not count."""
-    processor: str = ""
-    """Path of the `processor_folder` of `ModelSpec`; empty for that of its source, if any."""
-    merge: Merge = Merge.OFF
-    """As in `ModelSpec`."""
+    spec: dict[str, Any]
+    """Every field of the base's `ModelSpec` but `_OWN`, as JSON."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, given: Any) -> Any:
+        """Read a record with some of the fields, beside `built_as`."""
+        if not isinstance(given, dict) or "spec" in given:
+            return given
+        spec = dict(given)
+        built_as, has_names = spec.pop("built_as"), spec.pop("has_named_inputs", False)
+        processor = spec.pop("processor", "")
+        spec["input_shape"] = None if has_names else spec["input_shape"]
+        return {"built_as": built_as, "spec": {**spec, "processor_folder": processor or None}}
 
 
 class PublishedModel(Record):
@@ -89,20 +83,15 @@ def describe_base(base: HostedModel) -> BaseRecord:
             raise ValueError
     except (TypeError, ValueError, RecursionError):
         raise _not_publishable(spec, "its options are not JSON") from None
-    return BaseRecord(
-        architecture=spec.architecture,
-        built_as=_built_as(base),
-        options=dict(spec.options),
-        arguments=spec.arguments,
-        preprocessing=None if spec.preprocessing is None else asdict(spec.preprocessing),
-        input_shape=base.input_shape,
-        stages=dict(spec.stages),
-        source=spec.source,
+    known = replace(
+        spec,
         dtype=spec.dtype or _dtype_of_folder(base),
-        inputs={name: dict(settings) for name, settings in spec.inputs.items()},
-        has_named_inputs=base.known_signature is not None,
-        processor=str(spec.processor_folder.absolute()) if spec.processor_folder else "",
-        merge=spec.merge,
+        input_shape=base.input_shape if base.known_signature is None else None,
+        processor_folder=spec.processor_folder and spec.processor_folder.absolute(),
+        rebuilding=None,
+    )
+    return BaseRecord(
+        built_as=_built_as(base), spec=_SPECS.dump_python(known, mode="json", exclude=set(_OWN))
     )
 
 
@@ -123,24 +112,25 @@ def model_spec(model: PublishedModel, weights: Path, replace_head: ReplaceHead) 
     Raises:
         ServiceError: `MODEL_INVALID`, this version of the server cannot host it.
     """
-    base = model.base
-    return ModelSpec(
-        model_id=model.model_id,
-        architecture=base.architecture,
-        weights=str(weights),
-        options=base.options,
-        arguments=base.arguments,
-        categories=model.categories,
-        preprocessing=_preprocessing(model),
-        input_shape=None if base.has_named_inputs else base.input_shape,
-        stages=base.stages,
-        source=base.source,
-        dtype=base.dtype,
-        inputs=base.inputs,
-        processor_folder=Path(base.processor) if base.processor else None,
-        merge=base.merge,
-        rebuilding=Rebuilding(base.built_as, model.sha256, HeadReplacement(replace_head, model.heads)),
-    )
+    rebuilding = Rebuilding(model.base.built_as, model.sha256, HeadReplacement(replace_head, model.heads))
+    own = {"model_id": model.model_id, "weights": str(weights), "categories": model.categories}
+    try:
+        spec = _SPECS.validate_python({**model.base.spec, **own})
+    except ValidationError as error:
+        unknown = ", ".join(sorted({str(each["loc"][0]) for each in error.errors() if each["loc"]}))
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID,
+            f"published model '{model.model_id}' cannot be hosted: this server does not know its {unknown}; "
+            "upgrade the server to the version that published it",
+        ) from None
+    inputs = {name: dict(map(_with_tuple, given.items())) for name, given in spec.inputs.items()}
+    return replace(spec, rebuilding=rebuilding, inputs=inputs)
+
+
+def _with_tuple(item: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a setting of an input as configured: JSON has no tuples."""
+    name, value = item
+    return name, tuple(value) if isinstance(value, list) else value
 
 
 def _dtype_of_folder(base: HostedModel) -> str:
@@ -155,23 +145,6 @@ def _built_as(base: HostedModel) -> str:
         return base.spec.rebuilding.built_as
     is_named = not base.spec.is_custom and base.weights in named_weights(base.spec.architecture)
     return base.weights if is_named else ""
-
-
-def _preprocessing(model: PublishedModel) -> PreprocessingSpec | None:
-    given = model.base.preprocessing
-    if given is None:
-        return None
-    tuples: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-    }
-    try:
-        return PreprocessingSpec(**tuples)
-    except TypeError as error:
-        raise ServiceError(
-            ErrorReason.MODEL_INVALID,
-            f"published model '{model.model_id}' cannot be hosted: this server does not know its "
-            "preprocessing",
-        ) from error
 
 
 def _not_publishable(spec: ModelSpec, why: str) -> ServiceError:

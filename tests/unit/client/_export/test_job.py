@@ -151,16 +151,6 @@ def test_a_run_does_not_go_on_with_other_weights(photos: Path, tmp_path: Path) -
         run(photos, tmp_path / "out", FakeClient(digest="b"))
 
 
-@pytest.mark.parametrize(("before", "after"), [("", "a"), ("a", "")])
-def test_a_run_goes_on_where_one_side_knows_no_digest(
-    photos: Path, tmp_path: Path, before: str, after: str
-) -> None:
-    """Folders of an earlier version have none, and its servers tell none."""
-    with pytest.raises(ServerBusyError):
-        run(photos, tmp_path / "out", FakeClient(digest=before, fail_at=2, error=ServerBusyError("no")))
-    assert run(photos, tmp_path / "out", FakeClient(digest=after)).resumed_at == 8
-
-
 def test_run_that_stopped_at_a_bad_sample_may_go_on_by_skipping_it(tmp_path: Path) -> None:
     photos = write_samples(tmp_path / "photos", 12, {9: BAD})
     run(photos, tmp_path / "whole", on_error="skip")

@@ -69,3 +69,22 @@ def test_differences_are_named_by_path() -> None:
         "new: was not there, is now 1",
     ]
     assert differences(old, old) == []
+
+
+def test_parts_of_a_model_that_differ_are_named_in_place_of_its_digest() -> None:
+    old = {"model": {"id": "a", "digest": "1", "parts": {"stages": "3", "code": "4", "weights": "5"}}}
+    new = {"model": {"id": "a", "digest": "2", "parts": {"stages": "6", "weights": "5", "orient": "7"}}}
+    assert differences(old, new) == ["model: other stages, code, orient"]
+    assert differences(old, {"model": {**old["model"], "digest": "2"}}) == [
+        'model.digest: was "1", is now "2"'
+    ]
+
+
+def test_a_folder_of_an_earlier_version_is_refused_in_words() -> None:
+    """It has a digest of other things, or none."""
+    facts = {"id": "a", "architecture": "m:M", "weights": "file", "parameter_count": 7, "dtype": "float32"}
+    new = {"model": {**facts, "digest": "1", "parts": {"code": "2"}}}
+    for old in (facts, {**facts, "digest": "1"}):
+        lines = differences({"model": old}, new)
+        assert len(lines) == 1
+        assert lines[0].startswith("model: an earlier version began this folder")

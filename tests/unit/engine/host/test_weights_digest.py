@@ -1,4 +1,4 @@
-"""Digests of models and weights: equal for bit-equal ones; what never changes is hashed once."""
+"""Digests of weights: equal for bit-equal ones; what never changes is hashed once."""
 
 import asyncio
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.support.servers.serving import rebuilt
 from tests.unit.engine.deployments import deployment, hosted
 from trocar_server.engine.host import weights_digest as digests
 from trocar_server.engine.host.deployment import make_deployment
-from trocar_server.engine.host.weights_digest import deployment_digest, weights_digest
+from trocar_server.engine.host.weights_digest import weights_digest
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.models import make_training_copy
 from trocar_server.storage.fingerprint import fingerprint
@@ -117,18 +117,3 @@ async def test_the_digest_does_not_depend_on_the_groups(
     found = await weights_digest(first, [first], owner)
     monkeypatch.setattr(digests, "_GROUP_BYTES", 1)
     assert await weights_digest(second, [second], owner) == found
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"model_id": "other"}, {"options": {"classes": 4}}, {"dtype": "fp32"}, {"arguments": (4,)}],
-)
-async def test_the_digest_of_a_model_is_that_of_its_weights_and_settings(
-    owner: DeviceThread, changed: dict[str, Any]
-) -> None:
-    model = deployment(TinyNet, SHAPE)
-    spec = replace(model.hosted.spec, **changed)
-    other = replace(model, hosted=replace(model.hosted, spec=spec))
-    before = await deployment_digest(model, [model], owner)
-    assert await deployment_digest(replace(model), [model], owner) == before
-    assert await deployment_digest(other, [model], owner) != before
