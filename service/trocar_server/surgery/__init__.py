@@ -36,6 +36,7 @@ from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
 from trocar_server.surgery.sessions.operating import Surgery, operate
 from trocar_server.surgery.sessions.recomputation import RecomputationInGraph, without_recomputation
 from trocar_server.surgery.sessions.recurrent_layers import differentiable_recurrence, recurrent_layers
+from trocar_server.surgery.sessions.reruns import NoReruns
 from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
 from trocar_server.surgery.sessions.taps import (
     CallsDifferError,
@@ -58,6 +59,7 @@ __all__ = [
     "Leaf",
     "ModuleCall",
     "ModuleRecord",
+    "NoReruns",
     "NodeSession",
     "PassAborted",
     "PassGuard",

@@ -20,6 +20,7 @@ from trocar_server.surgery import (
     FunctionSession,
     GradientSession,
     NodeSession,
+    NoReruns,
     PassGuard,
     Recording,
     StartSession,
@@ -225,8 +226,9 @@ def _with_gradients(
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
         _check_edits(pass_spec, collector)
-        score = _score(collector.values, scoring, gradients, arguments[1])
-        gradients.backward(score)
+        with NoReruns(module, pass_spec.surgery.paths):
+            score = _score(collector.values, scoring, gradients, arguments[1])
+            gradients.backward(score)
     for due in pass_spec.due_gradients:
         if not due & gradients.edited:
             raise independent(sorted(due))

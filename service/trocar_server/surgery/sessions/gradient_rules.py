@@ -132,7 +132,7 @@ class GradientRuleSession(Session):
             entries = written.setdefault(index, [])
             for (port, picks), here in by_place(wanted).items():
                 value = tensor_at(ports, port, picks, here[0])
-                if not value.requires_grad:
+                if not _has_gradient(value):
                     continue
                 own = value.clone()  # See Note: [Copies that keep hooks].
                 entries.append(Written(value, own, own._version))
@@ -148,7 +148,7 @@ class GradientRuleSession(Session):
             wanted = [target for target in targets if target.call == index and target.port == "out"]
             for (port, picks), here in by_place(wanted).items():
                 value = tensor_at({port: output}, port, picks, here[0])
-                if not value.requires_grad:
+                if not _has_gradient(value):
                     continue
                 own = _own_output(value, taken)
                 output = put(output, picks, own)
@@ -165,6 +165,11 @@ class GradientRuleSession(Session):
             self._handles.callback(value.register_hook(site.see).remove)
         for target in here:
             site.rules.update(targets[target])
+
+
+def _has_gradient(value: Tensor) -> bool:
+    """Return whether the graph goes on at a value: not where the model switches gradients off."""
+    return value.requires_grad and torch.is_grad_enabled()
 
 
 def _own_output(value: Tensor, inputs: Inputs | None) -> Tensor:

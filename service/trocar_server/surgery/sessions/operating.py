@@ -55,6 +55,13 @@ class Surgery:
         return not (self.before or self.after or self.points or self.anchors or self.inner)
 
     @property
+    def paths(self) -> frozenset[str]:
+        """The paths of the modules to which an edit or an action on gradients belongs."""
+        edited = [entry.target for entry in (*self.before, *self.after)]
+        places = (*edited, *(point.target for point in self.points), *self.anchors)
+        return frozenset(target.path for target in places if target.kind == "module")
+
+    @property
     def has_gradients(self) -> bool:
         """Whether there is a backward pass."""
         return bool(self.points or self.anchors)

@@ -44,6 +44,8 @@ class _Thread(threading.local):
     """Whether checkpointing is off in this thread; another one may be training meanwhile."""
     replay: Replay | None = None
     """The contexts of recomputations in the first forward's graph; None for checkpointing as in torch."""
+    is_again = False
+    """Whether this thread runs a recomputation."""
 
 
 _THREAD = _Thread()
@@ -138,10 +140,24 @@ def _replayed(function: Callable[..., Any], replay: Replay) -> Callable[..., Any
     context = replay(function)
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        with context(), RecomputationInGraph(replay):
+        with context(), _again(), RecomputationInGraph(replay):
             return function(*args, **kwargs)
 
     return again
+
+
+@contextmanager
+def _again() -> Iterator[None]:
+    outer, _THREAD.is_again = _THREAD.is_again, True
+    try:
+        yield
+    finally:
+        _THREAD.is_again = outer
+
+
+def is_recomputing() -> bool:
+    """Return whether a checkpointed part runs again in this thread, for the graph of its first forward."""
+    return _THREAD.is_again
 
 
 def _nothing() -> Iterator[None]:

@@ -37,6 +37,11 @@ class LossTaps:
             recording = record()
             self._targets = {text: replace(loss_target(text, recording), clone=True) for text in selectors}
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """The paths of the modules of its values."""
+        return frozenset(target.path for target in self._targets.values())
+
     @contextmanager
     def collecting(self, module: nn.Module, *, ends_pass: bool = False) -> Iterator[dict[str, Tensor]]:
         """Collect values inside the context into the yielded dict; `ends_pass` stops the pass after the last.

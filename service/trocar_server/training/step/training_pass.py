@@ -21,7 +21,7 @@ from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
 from trocar_server.models.inputs import BATCH, IMAGE_BATCH, TOKEN_IDS, InputSignature
-from trocar_server.surgery import PassGuard, Recording, differentiable_recurrence, recurrent_layers
+from trocar_server.surgery import NoReruns, PassGuard, Recording, differentiable_recurrence, recurrent_layers
 from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
 from trocar_server.surgery.structure import leaves
@@ -97,6 +97,8 @@ class TrainingPass:
         self._rules: tuple[GradientRule, ...] = ()
         if spec.gradient_rules:
             self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
+        attached = _attached(self._rules, self._loss_taps)
+        self._no_reruns = NoReruns(module, attached) if attached else None
         self._of_batches = _late(self._rules, "batch")
         self._of_sums = _late(self._rules, "accumulated")
         self.changes_sums = bool(self._of_sums)
@@ -128,6 +130,8 @@ class TrainingPass:
             if self._recomputed:
                 contexts.enter_context(activation_checkpointing(self._recomputed))
             contexts.enter_context(self._guarded.asking(guard))
+            if self._no_reruns is not None:
+                contexts.enter_context(self._no_reruns)
             rules = GradientRuleSession(self._module, self._rules) if self._rules else None
             if rules is not None:
                 contexts.enter_context(rules)
@@ -250,6 +254,12 @@ def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:
     return tuple(
         replace(rule, targets=tuple(replace(target, clone=True) for target in rule.targets)) for rule in rules
     )
+
+
+def _attached(rules: Sequence[GradientRule], taps: LossTaps | None) -> frozenset[str]:
+    """Return the paths of the modules at whose values there are rules or losses."""
+    of_rules = {target.path for rule in rules for target in rule.targets}
+    return frozenset(of_rules) | (taps.paths if taps is not None else frozenset())
 
 
 def _late(rules: Sequence[GradientRule], when: str) -> dict[int, tuple[SetChange, tuple[str, ...]]]:

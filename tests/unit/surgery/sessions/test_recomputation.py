@@ -95,6 +95,8 @@ def test_every_backward_pass_of_the_server_is_in_one_of_the_two_contexts() -> No
     }
     assert "without_recomputation()," in files["engine/execute/collecting.py"]
     assert "enter_context(self._checkpointing)" in files["training/step/training_pass.py"]
+    assert "with NoReruns(" in files["engine/execute/collecting.py"]
+    assert "enter_context(self._no_reruns)" in files["training/step/training_pass.py"]
     patched = [name for name, text in files.items() if "CheckpointFunction" in text]
     assert patched == ["surgery/sessions/recomputation.py"]
 
