@@ -14,7 +14,7 @@ from trocar_server.engine.compiled.variants import CompiledVariants
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
-from trocar_server.engine.host.deployment_identity import deployment_identity
+from trocar_server.engine.host.deployment_identity import deployment_identity, description
 from trocar_server.engine.host.deployments import Deployments
 from trocar_server.engine.host.pace_checks import refuse_long
 from trocar_server.engine.reply_cache import KeptReply, Key, ReplyCache, key_of, with_own_memory
@@ -102,6 +102,10 @@ class Engine:
     async def identity(self, deployment: Deployment) -> Identity:
         """Return which model a deployment serves; about a second per GB of weights, see `weights_digest`."""
         return await deployment_identity(deployment, self.deployments.values(), self.owner, self._settings)
+
+    async def description(self, deployment: Deployment) -> Identity:
+        """Return the same without the weights, in milliseconds."""
+        return await description(deployment, self.owner, self._settings)
 
     async def serve(self, call: Call, reservation: Reservation) -> Extraction | KeptReply:
         """Check a call, receive its payloads, and run it, or return the reply of an earlier equal call.

@@ -130,6 +130,11 @@ def identity(spec: ModelSpec, settings: Mapping[str, Any], content: Content) -> 
     return Identity(dict(sorted(parts.items())), content.is_lasting, content.has_code)
 
 
+def differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """Return the names of the parts in which two identities differ, sorted."""
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
 def settings_of(engine: EngineConfig, conversion: Any) -> dict[str, Any]:
     """Return the settings of a server that decide values: those that are not at their default.
 

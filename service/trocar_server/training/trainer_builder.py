@@ -5,6 +5,7 @@ A built trainer is hosted by the engine under its id, and stored.
 
 import asyncio
 import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.late_imports import import_compiler, late_imports
 from trocar_server.models import HostedModel
+from trocar_server.models.identity import differing
 from trocar_server.storage.fingerprint import fingerprint
 from trocar_server.training.checks.spec_checks import check_spec, parse_spec
 from trocar_server.training.durable_steps import DurableSteps
@@ -65,7 +67,11 @@ class TrainerBuilder:
         trainer_id = uuid.uuid4().hex
         try:
             digest = await self._fingerprint(spec.model_id)
-            facts = {"request_id": request_id, "base_weights": base.weights}
+            facts = {
+                "request_id": request_id,
+                "base_weights": base.weights,
+                "descriptions": await self._descriptions(spec),
+            }
             described = spec.model_dump(mode="json")
             create = partial(storage.trainers.create, trainer_id, principal, described, spec.model_id)
             record = await asyncio.to_thread(create, digest, facts)
@@ -99,6 +105,8 @@ class TrainerBuilder:
                 await trainer.replay()
             unfinished = storage.unfinished.get(record.trainer_id, ())
             trainer.notices += tuple(map(_unfinished, unfinished))
+            before = record.facts.get("descriptions", {})
+            trainer.notices += tuple(_differences(before, await self._descriptions(spec)))
             await trainer.describe()
         except BaseException:
             await self.engine.deployments.release(record.trainer_id)
@@ -161,6 +169,14 @@ class TrainerBuilder:
             self._fingerprints[hosted] = await asyncio.to_thread(fingerprint, state)
         return self._fingerprints[hosted]
 
+    async def _descriptions(self, spec: TrainerSpec) -> dict[str, dict[str, str]]:
+        """Return the parts of the identities, without weights, of the models that a trainer needs, by id."""
+        engine = self.engine
+        return {
+            model_id: dict((await engine.description(engine.deployments.find(model_id))).parts)
+            for model_id in {spec.model_id, *teacher_ids(spec)}
+        }
+
     async def _load_models(self, record: TrainerRecord, spec: TrainerSpec) -> None:
         """Load the models that the trainer needs, unless the configuration loads them."""
         for model_id in {spec.model_id, *teacher_ids(spec)}:
@@ -206,6 +222,18 @@ def _import_parts(spec: TrainerSpec) -> None:
 def teacher_ids(spec: TrainerSpec) -> list[str]:
     """Return the models that a spec distils from, sorted."""
     return sorted({term.teacher.model_id for term in spec.losses if term.teacher is not None})
+
+
+def _differences(
+    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    """Yield a notice for each model that is not as it was; one that was not described yields none."""
+    for model_id, parts in sorted(before.items()):
+        if names := differing(parts, now.get(model_id, parts)):
+            yield (
+                f"model '{model_id}' is not as it was when the trainer was created: its {', '.join(names)} "
+                "changed, and with it values may have; for the old ones, restore its configuration and files"
+            )
 
 
 def _unfinished(number: int) -> str:

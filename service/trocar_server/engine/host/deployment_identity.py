@@ -20,20 +20,30 @@ async def deployment_identity(
 ) -> Identity:
     """Return which model a deployment serves: its configuration, what was loaded, and its weights.
 
-    All but the weights is worked out once for each load.
-
     Args:
         deployment: See `weights_digest`, also for `others` and `owner`.
         others: See there.
         owner: See there.
         settings: What `settings_of` returns.
     """
+    described = await description(deployment, owner, settings)
+    weights = await weights_digest(deployment, [deployment, *others], owner)
+    return described.with_tensors(weights, is_lasting=weights != deployment.version)
+
+
+async def description(deployment: Deployment, owner: DeviceThread, settings: Mapping[str, Any]) -> Identity:
+    """Return the identity without the weights, which is worked out once for each load.
+
+    Args:
+        deployment: The deployment.
+        owner: The thread that calls torch.
+        settings: What `settings_of` returns.
+    """
     if deployment.described is None:
         structure = await owner.run(lambda: structure_of(deployment.hosted.module))
         content = await asyncio.to_thread(_content, deployment, structure)
         deployment.described = identity(deployment.hosted.spec, settings, content)
-    weights = await weights_digest(deployment, [deployment, *others], owner)
-    return deployment.described.with_tensors(weights, is_lasting=weights != deployment.version)
+    return deployment.described
 
 
 def _content(deployment: Deployment, structure: str) -> Content:
