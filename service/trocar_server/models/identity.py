@@ -182,7 +182,11 @@ def digest_of(value: object) -> str:
 
     Tuples are as lists; dataclasses are as their fields, and functions as their names.
     """
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_as_json).encode()).hexdigest()
+    try:
+        text = json.dumps(value, sort_keys=True, default=_as_json)
+    except (TypeError, ValueError, RecursionError):  # keys of two types, or what contains itself
+        text = _ADDRESS.sub("", repr(value))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _as_json(value: Any) -> Any:

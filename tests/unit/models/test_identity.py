@@ -206,6 +206,41 @@ def test_code_that_is_in_no_file_is_named_and_said_to_be_missing() -> None:
     assert found(hosted()).has_code
 
 
+def test_any_value_has_a_digest() -> None:
+    around: list[Any] = []
+    around.append(around)
+    odd: tuple[Any, ...] = ({1: 2, "a": 3}, {(1, 2): 3}, around, object(), float("nan"), b"x", 1j, "\ud800")
+    assert len({digest_of(value) for value in odd}) == len(odd)
+
+
+SCRIPT = """
+import torch, trocar
+{before}
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = torch.nn.Linear(3, 3)
+    def forward(self, x):
+        return self.fc(x){power}
+if __name__ == "__main__":
+    with trocar.connect("local", models={{"m": {{"module": Mine(), "input_shape": [3]}}}}) as client:
+        print(client.model("m", has_digest=True).digest)
+"""
+
+
+def test_a_script_may_change_around_the_class_of_its_model(tmp_path: Path) -> None:
+    def run(before: str, power: str) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(SCRIPT.format(before=before, power=power))
+        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    first = run("", "")
+    assert run("more = 1", "") == first
+    assert run("more = 1", " ** 2") != first
+
+
 def test_equal_dataclasses_of_two_kinds_differ() -> None:
     kinds = [dataclasses.make_dataclass(name, [("x", int)]) for name in ("One", "Other")]
     assert len({digest_of(kind(1)) for kind in kinds}) == 2
