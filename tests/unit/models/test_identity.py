@@ -79,7 +79,7 @@ def with_module(module: nn.Module) -> HostedModel:
     return replace(hosted(), module=module)
 
 
-def found(model: HostedModel) -> Identity:
+def identified(model: HostedModel) -> Identity:
     content = content_of(model, structure_of(model.module))
     tensors = fingerprint(model.module.state_dict())
     return identity(model.spec, {}, content).with_tensors(tensors, is_lasting=True)
@@ -144,8 +144,8 @@ def test_the_identity_is_the_same_in_another_process() -> None:
 
 def test_equal_models_have_one_identity_under_any_id() -> None:
     first, second = hosted(), hosted()
-    assert found(first) == found(second)
-    assert found(first) == found(replace(second, spec=replace(second.spec, model_id="other")))
+    assert identified(first) == identified(second)
+    assert identified(first) == identified(replace(second, spec=replace(second.spec, model_id="other")))
 
 
 def test_other_weights_structure_or_preprocessing_are_another_identity() -> None:
@@ -157,13 +157,13 @@ def test_other_weights_structure_or_preprocessing_are_another_identity() -> None
         lambda: nn.LeakyReLU(0.1),
         lambda: nn.LeakyReLU(0.2),
     ]
-    digests = {found(hosted()).digest, found(hosted("random:1")).digest}
+    digests = {identified(hosted()).digest, identified(hosted("random:1")).digest}
     for net in nets:
         module = nn.Sequential(nn.Linear(3, 3), net())
         module[0].load_state_dict(weights)
-        digests.add(found(with_module(module)).digest)
+        digests.add(identified(with_module(module)).digest)
     digests |= {
-        found(hosted(preprocessing=PreprocessingSpec(crop=(8,), **more))).digest
+        identified(hosted(preprocessing=PreprocessingSpec(crop=(8,), **more))).digest
         for more in ({}, {"rules": "transformers"}, {"rules": "transformers", "longest": 9})
     }
     assert len(digests) == 9
@@ -195,15 +195,15 @@ def test_other_code_of_a_module_is_another_identity(tmp_path: Path, monkeypatch:
         monkeypatch.setitem(sys.modules, "own_net", module)
         spec.loader.exec_module(module)
         torch.manual_seed(0)
-        digests.add(found(with_module(module.Own())).digest)
+        digests.add(identified(with_module(module.Own())).digest)
     assert len(digests) == 2
 
 
 def test_code_that_is_in_no_file_is_named_and_said_to_be_missing() -> None:
     space: dict[str, Any] = {"__name__": "typed_in"}
     exec(CODE.format(factor=1), space)
-    assert not found(with_module(space["Own"]())).has_code
-    assert found(hosted()).has_code
+    assert not identified(with_module(space["Own"]())).has_code
+    assert identified(hosted()).has_code
 
 
 def test_any_value_has_a_digest() -> None:
