@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.selection import test_map
+from tests.support.selection import reached, test_map
 from tests.support.selection.test_map import Row, Test, TestMap
 from tools.changed_tests import Change, changed_lines, choices, chosen, functions_at
 from tools.importing_tests import importing_tests
@@ -221,6 +221,14 @@ def test_a_run_that_a_failure_ends_records_what_ran(tmp_path: Path) -> None:
     code, made = recorded_over(known, tmp_path / "map.json", "-x")
     assert (code, set(made[JOINED])) == (1, {REFUSES, STAYS})
     assert set(made[BYTE_COUNT]) == {READS, REFUSES}
+
+
+def test_seconds_are_those_of_a_sample_over_all_workers(tmp_path: Path) -> None:
+    entry = {"collected": 100, "is_whole": True, "functions": {"f"}}
+    reached.write_part(tmp_path, "gw0", {NEW: {**entry, "seconds": 3.0, "cases": 3}})
+    reached.write_part(tmp_path, "gw1", {NEW: {**entry, "seconds": 1.0, "cases": 1, "functions": {"g"}}})
+    (row,) = reached.read_parts(tmp_path)
+    assert row == reaching(NEW, "f", "g", seconds=8.0, is_whole=False)
 
 
 def test_functions_of_every_thread_are_recorded() -> None:

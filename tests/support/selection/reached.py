@@ -125,7 +125,8 @@ def read_parts(folder: Path) -> Iterator[Row]:
             known["is_whole"] &= entry["is_whole"]
             known["functions"] += entry["functions"]
     for name, entry in entries.items():
-        seconds = entry["seconds"] * min(1.0, SAMPLE / max(1, entry["cases"]))
+        sample = min(SAMPLE, max(entry["cases"], entry["collected"]))
+        seconds = entry["seconds"] / max(1, entry["cases"]) * sample
         functions = frozenset(entry["functions"])
         is_whole = entry["is_whole"] and entry["cases"] == entry["collected"]
         yield Row(Test(name, round(seconds, 2), len(functions)), functions, is_whole)

@@ -142,6 +142,12 @@ def test_too_few_samples_are_refused(analyse: Analyse, count: int, debiased: boo
         analyse(FakeModels(MODELS), "cka", "a", images(count), "first", debiased=debiased)
 
 
+@pytest.mark.parametrize(("count", "debiased"), [(2, False), (4, True)])
+def test_just_enough_samples_are_compared(analyse: Analyse, count: int, debiased: bool) -> None:
+    found = analyse(FakeModels(MODELS), "cka", "a", images(count), "first", debiased=debiased)
+    assert found.matrix.shape == (1, 1)
+
+
 def test_feature_maps_without_a_row_for_each_sample_are_refused(analyse: Analyse) -> None:
     models = {"m": {"rows": layer(1, 4), "mean": lambda x: x.mean(axis=0)}}
     with pytest.raises(ValueError, match="one row for each sample"):

@@ -156,6 +156,28 @@ async def test_watchers_are_let_go(tmp_path: Path) -> None:
     assert [found async for found in other.watch(0)] == []
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_watches_of_a_trainer_that_moves_end_and_its_log_stays(tmp_path: Path) -> None:
+    logs = EventLogs(tmp_path)
+    log = await logs.of(ID)
+    await log.add([event()])
+    files = names_in(tmp_path)
+
+    async def watch() -> list[LoggedEvent]:
+        return [found async for found in log.watch(1)]
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    await logs.let_go(ID)
+    with pytest.raises(ServiceError, match="at another replica"):
+        await asyncio.wait_for(watching, 60)  # or it would never end
+    assert names_in(tmp_path) == files
+    await logs.let_go(OTHER_ID)  # nobody watches it
+
+
 async def test_logs_of_nobody_are_removed(tmp_path: Path) -> None:
     logs = EventLogs(tmp_path)
     for trainer_id in (ID, OTHER_ID):

@@ -229,3 +229,10 @@ def test_a_rule_on_what_no_pass_reads_is_refused(selector: str, is_refused: bool
         return
     with pytest.raises(ServiceError, match=r"'unused\.weight' is not used by the forward pass"):
         check_spec(spec, base, recording, {})
+
+
+@pytest.mark.parametrize("bound", ["above", "below"])
+def test_a_norm_that_is_the_bound_holds_neither_above_nor_below(bound: str) -> None:
+    gradients = [torch.tensor([3.0]), torch.tensor([4.0])]
+    found = make_set_change("zero_if", {bound: 5.0})(gradients)
+    assert [float(each) for each in found] == [3.0, 4.0]

@@ -114,3 +114,10 @@ def test_a_folder_that_is_missing_is_told_by_the_files_own_name(tmp_path: Path) 
     with pytest.raises(FileNotFoundError) as caught:
         write(path, [batch(2, 0)], 2)
     assert caught.value.filename == str(path)
+
+
+def test_the_shapes_are_those_of_all_samples(tmp_path: Path) -> None:
+    with FeatureFile(tmp_path / "f.safetensors", sample_count=4, is_one_batch=False) as file:
+        for number in range(2):
+            file.append(batch(2, number), batch_size=2, batch_name=f"batch {number}", metadata={})
+        assert file.shapes == {"flags": (4, 1), "values": (4, 3), "wide": (4, 3)}

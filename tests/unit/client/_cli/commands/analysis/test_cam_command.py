@@ -15,7 +15,7 @@ import trocar
 from tests.support.models.tiny_models import Plain
 from tests.support.oracles.torch_client import TorchClient
 from trocar._base.tensors import Array
-from trocar._cli.commands.analysis.cam_command import cam
+from trocar._cli.commands.analysis.cam_command import _objective, cam
 from trocar._cli.options.choices import CamMethod
 
 NAMES = ("ant", "bee", "Cat", "dog", "dog")
@@ -153,3 +153,8 @@ def test_without_matplotlib_nothing_is_computed(
     assert caught.value.exit_code == 2
     assert '--out needs matplotlib: pip install "trocar[plot]"' in capsys.readouterr().err
     assert client.batch_sizes == []
+
+
+@pytest.mark.parametrize(("wanted", "number"), [("2", 2), ("0", 0), ("cat", 2)])
+def test_a_class_is_given_by_its_number_or_name(client: Any, wanted: str, number: int) -> None:
+    assert _objective(client, "m", wanted) == trocar.logit(number)
