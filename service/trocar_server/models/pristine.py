@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from trocar_server.models.replicas import make_replica, make_training_copy
+from trocar_server.models.replicas import copied_bytes, make_replica, make_training_copy
 
 _MOST_COPIED_BYTES = 256 << 20
 """The most bytes of buffers, and as many of parameters whose writes cannot be foreseen, that are copied."""
@@ -101,6 +101,16 @@ class Pristine:
         self.is_foreseen = True
         self.versions: list[int] = []
         self.addresses: list[int] = []
+        self._counted: tuple[frozenset[str], int] | None = None
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that the tree of one pass takes beside the weights."""
+        if not self.is_renewed:
+            return 0
+        if self._counted is None or self._counted[0] != self.written:
+            self._counted = self.written, copied_bytes(self.module, self._owned())
+        return self._counted[1]
 
     def tree(self) -> nn.Module:
         """Return a tree for one pass, with copies of the tensors that it may write to."""

@@ -45,6 +45,13 @@ def make_replica(module: nn.Module, owned: Collection[Tensor] = ()) -> nn.Module
     return replica
 
 
+def copied_bytes(module: nn.Module, owned: Collection[Tensor] = ()) -> int:
+    """Return the bytes of the tensors that `make_replica` copies."""
+    shared = {id(tensor) for tensor in _state(module)} - {id(tensor) for tensor in owned}
+    copied = {id(each): each for each in _tensors_of(module) if each.is_leaf and id(each) not in shared}
+    return sum(each.nbytes for each in copied.values() if each.layout is torch.strided)
+
+
 def _are_shared(module: nn.Module, replica: nn.Module, own: Collection[int]) -> bool:
     """Whether a copy has the module's own parameters and buffers, but for those that it owns."""
     pairs = zip(_state(replica), _state(module), strict=True)

@@ -18,14 +18,16 @@ import trocar
 from tests.support.models.writing_models import (
     STATEFUL,
     WRITING,
+    AddsMuch,
     AddsRarely,
     HalvesRarely,
     NormsOfTheBatch,
+    ReadsMuch,
     tensor_bits,
 )
 from tests.support.oracles.oracle import Array, noise
 from tests.support.servers.running_server import RunningServer, running_server
-from tests.support.servers.serving import custom, rebuilt
+from tests.support.servers.serving import Serve, custom, rebuilt
 
 KINDS = {kind.__name__.lower(): kind for kind in (*WRITING, *STATEFUL)}
 ROWS = [noise(3, 4), 50 * noise(3, 4), noise(2, 4), 2 * noise(3, 4), 0 * noise(1, 4) + 60]
@@ -305,3 +307,19 @@ def test_the_callers_own_model_is_left_alone(kind: type[nn.Module]) -> None:
         for rows in ROWS * 2:
             np.testing.assert_allclose(_extracted(client, "own", rows), alone(kind, rows), atol=2e-5)
     assert tensor_bits(module) == before
+
+
+def test_what_a_pass_gets_copies_of_counts_as_its_memory(serve: Serve) -> None:
+    """The buffer that it writes to, and the tensor in an attribute: a mebibyte each."""
+    models = {"writes": custom(AddsMuch, (4,)), "reads": custom(ReadsMuch, (4,))}
+    server = serve(models=models, limits={"max_pass_bytes": 4 << 20})
+    with trocar.connect(server.address) as client:
+        needed = {name: client.plan(name, ROWS[0], "after").memory_bytes for name in models}
+        assert needed["writes"] == needed["reads"] + (2 << 20)
+        client.extract("writes", ROWS[0], "after")
+    with trocar.connect(serve(models=models, limits={"max_pass_bytes": 3 << 19}).address) as client:
+        client.extract("reads", ROWS[0], "after")
+        with pytest.raises(trocar.PassTooLargeError):
+            client.extract("writes", ROWS[0], "after")
+        with pytest.raises(trocar.PassTooLargeError):
+            client.gradients("writes", ROWS[0], of=trocar.value("after"), at="layer")

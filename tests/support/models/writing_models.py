@@ -37,6 +37,27 @@ class Adds(Writing):
         self.seen.add_(y.detach().mean(0))
 
 
+class AddsMuch(Adds):
+    """The same, to a mebibyte beside an attribute of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1 << 16, 4))
+        self.kept = torch.zeros(1 << 16, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layer(x)
+        self.write(y)
+        return self.after(y) + self.seen[0] + self.kept[0]
+
+
+class ReadsMuch(AddsMuch):
+    """The same, without writing."""
+
+    def write(self, y: torch.Tensor) -> None:
+        """Write nothing."""
+
+
 class AddsToData(Writing):
     """Adds to a buffer behind autograd's back."""
 

@@ -11,6 +11,7 @@ from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, 
 from trocar_server.engine.compiled.finite import are_finite, are_within
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Collected
+from trocar_server.engine.host.checked_plan import needed_bytes
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import Plan
@@ -156,7 +157,7 @@ def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready
         recording = deployment.record(signature, call.guard)
         limits = checked.limits
         resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
-        check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
+        check_memory(needed_bytes(deployment, resolved, signature), limits.max_pass_bytes)
     if not recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
     shapes = tuple(ArgumentSpec(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors)
@@ -166,7 +167,7 @@ def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready
         tensors = copied(tensors)
     operands = OperandTensors.of(deployment, plan, payloads)
     check_dtypes(resolved, operands)
-    return _Ready(call, tensors, operands, resolved, recording, resolved.memory_bytes(signature))
+    return _Ready(call, tensors, operands, resolved, recording, needed_bytes(deployment, resolved, signature))
 
 
 def _values(runner: Runner, ready: Sequence[_Ready], max_bytes: int) -> list[Mapping[str, torch.Tensor]]:

@@ -15,6 +15,11 @@ from trocar_server.engine.resolve.planner import Resolved
 from trocar_server.surgery import Recording, resolve
 
 
+def needed_bytes(deployment: Deployment, resolved: Resolved, signature: Signature) -> int:
+    """Return the peak bytes of a pass, with those of its own tree where the model writes to itself."""
+    return resolved.memory_bytes(signature, deployment.hosted.pristine.copied_bytes)
+
+
 @dataclass(frozen=True, eq=False)
 class CheckedPlan:
     """A plan that may run on a deployment, within limits.
@@ -61,7 +66,7 @@ class CheckedPlan:
         """The peak bytes of the pass; 0 where they depend on the inputs."""
         if self.resolved is None or self.signature is None:
             return 0
-        return self.resolved.memory_bytes(self.signature)
+        return needed_bytes(self.deployment, self.resolved, self.signature)
 
     @cached_property
     def work(self) -> int:

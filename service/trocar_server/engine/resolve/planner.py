@@ -79,12 +79,17 @@ class Resolved:
         """Whether the pass's memory is known only from a pass with gradients."""
         return self.surgery.objective is not None and self.meta_pass is None
 
-    def memory_bytes(self, signature: Signature) -> int:
-        """Return the peak bytes of inputs of this signature and their pass; 0 for parameters alone."""
+    def memory_bytes(self, signature: Signature, copied_bytes: int = 0) -> int:
+        """Return the peak bytes of inputs of this signature and their pass; 0 for parameters alone.
+
+        Args:
+            signature: Of the inputs.
+            copied_bytes: Of the tree that the pass runs on, beside the weights.
+        """
         of_pass = [entry for entry in self.targets if entry.target.parameter is None]
         if not of_pass and self.surgery.objective is None:
             return self.surgery.extra_bytes
-        return self.pass_bytes + self.surgery.extra_bytes + input_bytes(signature)
+        return self.pass_bytes + self.surgery.extra_bytes + input_bytes(signature) + copied_bytes
 
     def after_meta_pass(self, meta_pass: "MetaPassResult") -> "Resolved":
         """Return a copy updated by a gradient meta pass.

@@ -18,7 +18,7 @@ from trocar_server.engine.execute.arguments import (
     predicted_signature,
     with_named_images,
 )
-from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.checked_plan import CheckedPlan, needed_bytes
 from trocar_server.engine.host.deployment import Deployment, RecordedSource, RecordedSources
 from trocar_server.engine.host.recordings import DataNeededError, MadeDataRefusedError, fill
 from trocar_server.engine.request.plan import (
@@ -129,7 +129,7 @@ class Checks:
         resolved = await self._after_meta_pass(
             deployment, plan, resolved, signature, recorded_sources, deadline
         )
-        return make_preview(resolved, recording, resolved.memory_bytes(signature) + images_bytes)
+        return make_preview(resolved, recording, needed_bytes(deployment, resolved, signature) + images_bytes)
 
     async def check_taps(self, plan: Plan) -> None:
         """Check a stream's taps and edits against the model's example input, before any batch is received.

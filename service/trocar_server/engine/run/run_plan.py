@@ -18,7 +18,7 @@ from trocar_server.engine.execute.arguments import (
 )
 from trocar_server.engine.execute.collecting import spare_arguments
 from trocar_server.engine.execute.prepared_images import DecodedImages
-from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.checked_plan import CheckedPlan, needed_bytes
 from trocar_server.engine.host.deployment import Deployment, RecordedSources
 from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
 from trocar_server.engine.host.pace_checks import refuse_long
@@ -105,7 +105,7 @@ def resolve_plan(
         ServiceError: Any error of its taps, edits, objective, start or the size of its reply.
     """
     resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, sources)
-    check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
+    check_memory(needed_bytes(deployment, resolved, signature), limits.max_pass_bytes)
     if plan.start_at is None:
         return resolved, None
     start = find_start(plan, plan.start_at, signature, recording)
@@ -128,7 +128,7 @@ def resolve_with_meta_pass(
         ServiceError: `PASS_TOO_LARGE`, or an error of the objective.
     """
     resolved = deployment.run_meta_pass(plan, resolved, signature, sources, guard)
-    check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
+    check_memory(needed_bytes(deployment, resolved, signature), limits.max_pass_bytes)
     return resolved
 
 
@@ -327,7 +327,7 @@ def _run_surgery(ready: _ReadyPass, resolved: Resolved) -> tuple[Resolved, PassR
     pass_spec = make_pass_spec(resolved, ready.operands.edits, ready.operands.objective, found)
     if checked.is_traced:
         pass_spec = replace(pass_spec, graph=deployment.recorder.graph())
-    with domain_errors(deployment.hosted, resolved.memory_bytes(signature)):
+    with domain_errors(deployment.hosted, needed_bytes(deployment, resolved, signature)):
         return resolved, run_pass(
             replica,
             ready.called,
@@ -352,7 +352,7 @@ def _resolve_own(ready: _ReadyPass) -> Resolved:
     recordings = {name: recorded.recording for name, recorded in ready.recorded_sources.items()}
     surgery = plan_surgery(plan.edits, plan.objective, recording, recordings)
     resolved = resolve_taps(plan.taps, recording, checked.limits.max_reply_bytes, surgery)
-    check_memory(resolved.memory_bytes(ready.signature), checked.limits.max_pass_bytes)
+    check_memory(needed_bytes(deployment, resolved, ready.signature), checked.limits.max_pass_bytes)
     return resolved
 
 
