@@ -47,7 +47,7 @@ def compiled(
 
 
 def one_input(name: str, seed: int) -> Array:
-    """Return the one argument of a family, to be sent by position: by name no pass is compiled (issue 40)."""
+    """Return the one argument of a family, to be sent by position."""
     (value,) = FAMILIES[name].inputs(np.random.default_rng(seed)).values()
     return value
 

@@ -92,14 +92,6 @@ KNOWN = [
         ("flava", trocar.tap("image_model.encoder.layer.1.output", **_COUNT)),  # type: ignore[arg-type]
     ),
     Known(
-        "positional masks",
-        40,
-        "an attention mask that is sent by position does not count",
-        ("position",),
-        lambda family, difference: bool(FAMILIES[family].masks) and difference.kind != "refusal",
-        ("bert", trocar.tap("bert.encoder.layer.1.output", **_COUNT)),  # type: ignore[arg-type]
-    ),
-    Known(
         "channels by rank",
         40,
         "channels are the last dimension of rank 3, otherwise dimension 1: these may be tokens",

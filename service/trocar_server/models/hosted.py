@@ -1,7 +1,7 @@
 """Hosted model: a module in memory, with its metadata."""
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from trocar_server.errors import ServiceError
+from trocar_server.forward_signature import ForwardSignature, signature_of
 from trocar_server.models.families import Family
 from trocar_server.models.inputs import InputSignature, example_only
 from trocar_server.models.preprocessing import Preprocessor
@@ -73,12 +75,34 @@ class HostedModel:
         """The named inputs."""
         return self.known_signature or example_only("", self.input_shape, self.dtype)
 
-    @property
+    @cached_property
+    def forward(self) -> ForwardSignature:
+        """The parameters of its forward. See Note: [Names of arguments] in `forward_signature`."""
+        return signature_of(self.module)
+
+    def bind(self, names: Sequence[str], flags: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the name of each argument of a call; see `ForwardSignature.bind`.
+
+        Args:
+            names: As the caller gives them, empty for an argument by position.
+            flags: Those of them that are no tensors.
+
+        Raises:
+            ServiceError: `INPUT_REJECTED`.
+        """
+        is_listed = self.known_signature is not None and self.known_signature.is_complete
+        return self.forward.bind(names, names if is_listed else flags)  # `InputSignature` checks the rest
+
+    @cached_property
     def example_names(self) -> tuple[str, ...]:
-        """The keyword of each argument of `example_inputs`; empty for positional ones."""
-        if self.known_signature is None:
-            return ("",) * len(self.example_inputs())
-        return tuple(self.known_signature.example(1))
+        """The name of each argument of `example_inputs`; empty where the forward has no names."""
+        if self.known_signature is not None:
+            return tuple(self.known_signature.example(1))
+        unnamed = ("",) * len(self.example_inputs())
+        try:
+            return self.bind(unnamed)
+        except ServiceError:  # the pass on it then says what is wrong
+            return unnamed
 
     @cached_property
     def takes_list(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, unknown
-from trocar_server.models.nested_names import is_nested, parse_name
+from trocar_server.nested_names import is_nested, parse_name
 
 BATCH = "batch"
 """The name of the first dimension of nearly every input."""
@@ -272,6 +272,13 @@ class InputSignature:
             for spec in self.inputs
             if not spec.is_optional and not spec.is_flag
         }
+
+    def value_of(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Return a valid value for an input, as in `example`; None where none of this name is known."""
+        spec = next((spec for spec in self.inputs if spec.name == name), None)
+        if spec is None or spec.is_flag:
+            return None
+        return _values(spec, shape, dtype, torch.Generator().manual_seed(0)).to(dtype)
 
     def shape_of(self, spec: InputSpec, batch: int) -> tuple[int, ...]:
         """Return the shape of an input's example."""

@@ -6,6 +6,7 @@ hosted.module(*hosted.example_inputs())
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torchvision.models import WeightsEnum
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.forward_signature import signature_of
 from trocar_server.late_imports import late_imports
 from trocar_server.models.architectures import check_spec, named_weights, weights_label
 from trocar_server.models.building import BuiltModule, build
@@ -94,7 +96,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
     module, family = built.module, family_of(spec.architecture)
     reference = built.weights or (None if spec.is_custom else typical_weights(spec.architecture, module))
     preprocessing = _preprocessor(spec, family, reference, facts.preprocessing)
-    signature = _signature(spec, facts.signature)
+    signature = _signature(spec, module, facts.signature)
     crop = preprocessing.describe().crop if preprocessing else _crop_of(reference)
     shape = spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop)
     floating = _floating_dtype(module)
@@ -131,10 +133,13 @@ def _floating_dtype(module: nn.Module) -> torch.dtype | None:
     return next((dtype for dtype, _ in dtypes), None)
 
 
-def _signature(spec: ModelSpec, known: InputSignature | None) -> InputSignature | None:
+def _signature(spec: ModelSpec, module: nn.Module, known: InputSignature | None) -> InputSignature | None:
     """Return the named inputs; None where only an example is known, or its shape was configured."""
     if spec.inputs:
-        return overridden(known or InputSignature((), is_complete=False), spec.inputs)
+        found = overridden(known or InputSignature((), is_complete=False), spec.inputs)
+        names = [entry.name for entry in found.inputs]
+        pairs = zip(found.inputs, signature_of(module).bind(names, names), strict=True)
+        return replace(found, inputs=tuple(replace(entry, name=name) for entry, name in pairs))
     return None if spec.input_shape is not None else known
 
 

@@ -16,6 +16,7 @@ from trocar_server.surgery.kept_tensors import (
     is_of_inference_mode,
     needs_autograd,
 )
+from trocar_server.surgery.ports import named_arguments
 from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
 from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolution.resolve import resolve
@@ -85,6 +86,7 @@ __all__ = [
     "independent",
     "is_of_inference_mode",
     "laid_out",
+    "named_arguments",
     "needs_autograd",
     "no_gradient_of",
     "operate",

@@ -7,12 +7,13 @@ args, kwargs = ports.arguments()  # passed as before
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
 
+from trocar_server import forward_signature
 from trocar_server.surgery.structure import Picks
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -114,19 +115,22 @@ def parameters_of(module: nn.Module) -> Parameters:
     found = _OF_CLASSES.get(own)
     if found is not None and "forward" not in vars(module):
         return found
-    compiled = getattr(module, "_orig_mod", None)  # of torch.compile, whose own forward takes anything
-    if isinstance(compiled, nn.Module):
-        return parameters_of(compiled)
-    found = _of_function(module.forward)
+    found = _of(forward_signature.parameters_of(module))
     if "forward" not in vars(module):
         _OF_CLASSES[own] = found
     return found
 
 
-def _of_function(function: Callable[..., Any]) -> Parameters:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C++
+def named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call of a module by name, as far as they have one."""
+    if not args:
+        return kwargs
+    names = parameters_of(module).names
+    return {**{name: value for name, value in zip(names, args, strict=False) if name}, **kwargs}
+
+
+def _of(parameters: Sequence[inspect.Parameter] | None) -> Parameters:
+    if parameters is None:
         return UNNAMED
     kinds = {parameter.kind for parameter in parameters}
     wanted = _POSITIONAL if _Parameter.VAR_POSITIONAL in kinds else (*_POSITIONAL, _Parameter.KEYWORD_ONLY)

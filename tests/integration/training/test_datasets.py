@@ -168,7 +168,7 @@ def test_torch_datasets_give_what_torch_gives(client: trocar.Client, serving: Ru
     reader, hosted = opened(serving, dataset), serving.engine.catalogue.loaded("arrays")
     batch = serving.on_owner(lambda: to_batch(reader.load([3, 19, 0]), reader.info, hosted))
     assert batch.size == 3
-    assert torch.equal(batch.args[0], x[[3, 19, 0]])
+    assert torch.equal(batch.kwargs["x"], x[[3, 19, 0]])
     assert torch.equal(batch.targets[""], y[[3, 19, 0]])
 
 
@@ -339,7 +339,7 @@ def test_images_for_a_model_are_prepared_as_its_weights_want(
     assert hosted.preprocessing is not None
     oracle = hosted.preprocessing(expected)
     assert isinstance(oracle, torch.Tensor)
-    assert torch.equal(batch.args[0], oracle)
+    assert torch.equal(batch.kwargs["x"], oracle)
     without = serving.engine.catalogue.loaded("arrays")
     with pytest.raises(Exception, match="no preprocessing"):
         check_dataset(reader.info, without)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -153,14 +153,17 @@ def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready
     recording, resolved, signature = checked.recording, checked.resolved, checked.signature
     if recording is None or resolved is None or signature is None:
         # Images tell their size when they are decoded.
-        signature = signature_of([""] * len(arguments), arguments)
+        signature = signature_of(checked.argument_names, arguments)
         recording = deployment.record(signature, call.guard)
         limits = checked.limits
         resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
         check_memory(needed_bytes(deployment, resolved, signature), limits.max_pass_bytes)
     if not recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
-    shapes = tuple(ArgumentSpec(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors)
+    shapes = tuple(
+        replace(spec, dtype=tensor.dtype, row_shape=tuple(tensor.shape[1:]))
+        for spec, tensor in zip(recipe.arguments, tensors, strict=True)
+    )
     if recipe_of(plan, resolved, shapes) != recipe:
         return NotCompiledError("its batch has other values than the compiled ones")
     if recording.overwrites_inputs:  # an eager pass may have to follow
@@ -233,4 +236,6 @@ def _reduced(entry: _Ready, values: Mapping[str, torch.Tensor], started: float) 
     targets = entry.resolved.targets
     # Where the eager pass would have stopped: later modules are not computed here either.
     collected = Collected(dict(values), stop_path([target.target for target in targets], entry.recording))
-    return finish_pass(collected, targets, entry.call.guard, entry.operands.taps, started)
+    names = entry.call.prepared.checked.argument_names
+    given = dict(zip(names, entry.arguments, strict=True))
+    return finish_pass(collected, targets, entry.call.guard, entry.operands.taps, started, given)

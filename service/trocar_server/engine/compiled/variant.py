@@ -26,6 +26,7 @@ from trocar_server.engine.request.plan import (
 )
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.schedule.merging import MergingQueue
+from trocar_server.nested_names import is_nested
 from trocar_server.storage.temporary_folder import TemporaryFolder
 from trocar_server.surgery import parse_selector
 
@@ -111,18 +112,25 @@ def is_one_forward(plan: Plan) -> bool:
 
 def argument_specs(deployment: Deployment, plan: Plan) -> tuple[ArgumentSpec, ...] | None:
     """Return the row shapes of a plan's arguments; None where there are none or they are not known."""
-    if (
-        deployment.is_live
-        or deployment.hosted.takes_list
-        or not plan.inputs
-        or any(e.name for e in plan.inputs)
-    ):
+    hosted, names = deployment.hosted, [entry.name for entry in plan.inputs]
+    if deployment.is_live or hosted.takes_list or not plan.inputs or any(map(is_nested, names)):
+        return None
+    if not all(isinstance(entry, TensorInput | ImageInput) for entry in plan.inputs):
         return None
     signature = plan_signature(deployment, plan)
     rows = rows_of(plan)
-    if rows < 1 or any(not entry.shapes[0] or entry.shapes[0][0] != rows for entry in signature):
+    if rows < 1 or [entry.name for entry in signature] != names:  # images beside what the example has not
         return None
-    return tuple(ArgumentSpec(entry.dtype, entry.shapes[0][1:]) for entry in signature)
+    if any(not entry.shapes[0] or entry.shapes[0][0] != rows for entry in signature):
+        return None
+    positions, keywords = hosted.forward.called(names, range(len(names)))
+    if positions != list(range(len(positions))):  # not in the order of the call
+        return None
+    passed = {position: keyword for keyword, position in keywords.items()}
+    return tuple(
+        ArgumentSpec(entry.dtype, entry.shapes[0][1:], passed.get(position, ""))
+        for position, entry in enumerate(signature)
+    )
 
 
 def example_plan(deployment: Deployment, taps: Sequence[str], execution: Execution = AS_USUAL) -> Plan:

@@ -19,6 +19,7 @@ class ArgumentRecord(Record):
 
     dtype: str
     row_shape: tuple[int, ...]
+    keyword: str
 
 
 class TargetRecord(Record):
@@ -81,7 +82,7 @@ class VariantRecord(Record):
             environment=identity[1],
             asked=asked,
             arguments=tuple(
-                ArgumentRecord(dtype=_dtype_name(spec.dtype), row_shape=spec.row_shape)
+                ArgumentRecord(dtype=_dtype_name(spec.dtype), row_shape=spec.row_shape, keyword=spec.keyword)
                 for spec in recipe.arguments
             ),
             targets=tuple(
@@ -118,7 +119,7 @@ class VariantRecord(Record):
             ValueError: torch has no such dtype.
         """
         return Recipe(
-            tuple(ArgumentSpec(_dtype(spec.dtype), spec.row_shape) for spec in self.arguments),
+            tuple(ArgumentSpec(_dtype(spec.dtype), spec.row_shape, spec.keyword) for spec in self.arguments),
             tuple(Target(**target.model_dump()) for target in self.targets),
         )
 

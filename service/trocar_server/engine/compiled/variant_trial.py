@@ -50,7 +50,12 @@ def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
 
 def example_batch(hosted: HostedModel, recipe: Recipe) -> list[torch.Tensor]:
     """Return seeded arguments, for a trial before there is a call."""
-    return [spec.example(_EXAMPLE_ROWS).to(hosted.device) for spec in recipe.arguments]
+    batch = []
+    for spec in recipe.arguments:
+        shape = (_EXAMPLE_ROWS, *spec.row_shape)
+        known = hosted.signature.value_of(spec.keyword, shape, spec.dtype)
+        batch.append((spec.example(_EXAMPLE_ROWS) if known is None else known).to(hosted.device))
+    return batch
 
 
 def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, min_gain: float) -> str:
@@ -99,7 +104,7 @@ def _problem_with_company(
     try:
         found = runner.run([torch.cat([argument, _company(argument)]) for argument in arguments])
     except NotFiniteError:  # moved numbers have no logarithm, for example; those that occur have
-        found = runner.run([torch.cat([argument, _as_the_first(argument)]) for argument in arguments])
+        found = runner.run([torch.cat([argument, _as_one(argument)]) for argument in arguments])
     pairs = [(alone[name], value) for name, value in found.items()]
     if any((own.shape[:1], both.shape[:1]) != ((rows,), (2 * rows,)) for own, both in pairs):
         return ""  # such values are never merged
@@ -113,21 +118,24 @@ def _company(argument: torch.Tensor) -> torch.Tensor:
 
     Each number of a float argument moves by at least 1, two of three up and the third down, so that mean,
     spread and extremes are others. Integers may be indices, where only values that occur are surely valid:
-    each row has its own first one throughout.
+    each row has its own largest one throughout, which masks nothing where it is a mask.
     """
     is_index = not argument.is_floating_point()
     if argument.is_cuda:  # a model may convert it to an index, and a wrong one ends all use of the device
         is_index = is_index or not argument.frac().any()
     if is_index:
-        return _as_the_first(argument)
+        return _as_one(argument)
     moved = argument.flip(0).roll(1, -1)
     signs = torch.ones(moved.shape, dtype=moved.dtype, device=moved.device)
     signs.view(-1)[2::3] = -1
     return moved + signs * (2 * moved.abs() + 1)
 
 
-def _as_the_first(argument: torch.Tensor) -> torch.Tensor:
-    return argument[..., :1].expand_as(argument)
+def _as_one(argument: torch.Tensor) -> torch.Tensor:
+    """Return an argument with one of its own numbers throughout each row: the first one of floats."""
+    if argument.is_floating_point() or not argument.numel():
+        return argument[..., :1].expand_as(argument)
+    return argument.amax(-1, keepdim=True).expand_as(argument)
 
 
 def _is_as_large(own: torch.Tensor, other: torch.Tensor) -> bool:
@@ -147,7 +155,7 @@ def _overflows(replica: Replica, recipe: Recipe, inputs: Sequence[torch.Tensor])
 def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     inputs, surgery = recipe.bound(arguments)
     with replica.passing() as module:
-        return collect(module, (inputs, {}), PassSpec(recipe.targets, surgery), PassGuard()).values
+        return collect(module, recipe.called(inputs), PassSpec(recipe.targets, surgery), PassGuard()).values
 
 
 Run = Callable[[Sequence[torch.Tensor]], Values]

@@ -1,7 +1,6 @@
 """Model arguments from the bytes of a call. Tensors are made on the owner thread."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -33,7 +32,6 @@ from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Family, HostedModel
 from trocar_server.models.image_rules import Size
-from trocar_server.models.inputs import IMAGES
 from trocar_server.models.preprocessing import too_many, too_many_padded
 from trocar_server.surgery import PassGuard
 from trocar_server.tensors.reductions import dtype_name
@@ -42,8 +40,6 @@ Argument = torch.Tensor | list[torch.Tensor] | Flag
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LEAST_ROOM_BYTES = 64 << 20
-_IMAGE_NAMES = frozenset({"images", "image"})
-"""Names of images in transformers' processors."""
 
 
 def has_images(inputs: Sequence[ArgumentInput]) -> bool:
@@ -169,12 +165,13 @@ def _channel_order(hosted: HostedModel, shape: tuple[int, ...]) -> str:
 
 def signature_of_batch(hosted: HostedModel, batch: int, dtype: torch.dtype) -> Signature:
     """Return the signature of a batch like the model's example input."""
+    names = hosted.example_names
     if hosted.known_signature is not None:
-        return signature_of(hosted.example_names, list(hosted.example_inputs(batch)))
+        return signature_of(names, list(hosted.example_inputs(batch)))
     if hosted.takes_list:
-        return (TensorSignature("", dtype, (hosted.input_shape,) * batch, is_list=True),)
-    entry = TensorSignature("", dtype, ((batch, *hosted.input_shape),))
-    return (entry,) * len(hosted.example_inputs())
+        return (TensorSignature(names[0], dtype, (hosted.input_shape,) * batch, is_list=True),)
+    shapes = ((batch, *hosted.input_shape),)
+    return tuple(TensorSignature(name, dtype, shapes) for name in names)
 
 
 def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signature:
@@ -433,28 +430,6 @@ def check_lists(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
                 "batch; bring them to one shape and pass `np.stack(arrays)`, or send them one by one, as "
                 "batches of 1",
             )
-
-
-def with_named_images(hosted: HostedModel, inputs: tuple[ArgumentInput, ...]) -> tuple[ArgumentInput, ...]:
-    """Give images without a name, or of the name `images`, the name that the model has for them.
-
-    What is made beside them, such as the mask of padded images, is appended. In most signatures of texts and
-    images the first position is that of the token ids.
-    """
-    signature = hosted.known_signature
-    if signature is None or not (signature.takes_images and has_images(inputs)):
-        return inputs
-    own = {spec.name for spec in signature.inputs}
-    named = tuple(
-        replace(entry, name=IMAGES)
-        if isinstance(entry, ImageInput) and entry.name in {"", *_IMAGE_NAMES} - own
-        else entry
-        for entry in inputs
-    )
-    if hosted.preprocessing is None or any(isinstance(entry, MadeInput) for entry in inputs):
-        return named
-    counts = [len(entry.images) for entry in named if isinstance(entry, ImageInput)]
-    return (*named, *(MadeInput(name, counts[0]) for name in hosted.preprocessing.made_names))
 
 
 def _no_preprocessing(hosted: HostedModel) -> ServiceError:

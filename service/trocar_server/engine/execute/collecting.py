@@ -34,6 +34,7 @@ from trocar_server.surgery import (
     differentiable_recurrence,
     graphs_end_here,
     independent,
+    named_arguments,
     operate,
     recurrent_layers,
     without_recomputation,
@@ -227,7 +228,7 @@ def _with_gradients(
         assert gradients is not None  # an objective comes with gradients
         _check_edits(pass_spec, collector)
         with NoReruns(module, pass_spec.surgery.paths):
-            score = _score(collector.values, scoring, gradients, arguments[1])
+            score = _score(collector.values, scoring, gradients, named_arguments(module, *arguments))
             gradients.backward(score)
     for due in pass_spec.due_gradients:
         if not due & gradients.edited:
@@ -296,13 +297,13 @@ def _score(
     values: Mapping[str, torch.Tensor],
     scoring: Scoring,
     gradients: GradientSession,
-    keywords: Mapping[str, object],
+    arguments: Mapping[str, object],
 ) -> torch.Tensor:
     missing = next((target.name for target in scoring.values if target.name not in values), None)
     if missing is not None:
         raise ValueMissingError(missing)
     chosen = [values[target.name] for target in scoring.values]
-    padding = Padding.of(keywords) if scoring.objective.has_reductions else NO_PADDING
+    padding = Padding.of(arguments) if scoring.objective.has_reductions else NO_PADDING
     masks = [padding.of_value(target.name, values[target.name]) for target in scoring.values]
     return objective_value(
         scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, masks

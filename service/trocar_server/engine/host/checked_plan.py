@@ -27,12 +27,13 @@ class CheckedPlan:
     It serves every equal request, as long as its deployment keeps it: see `Deployments.keep_checked`.
 
     Attributes:
-        plan: The request.
+        plan: The request, with the model's names of its arguments.
         deployment: The deployment that it was checked against.
         limits: The limits that it was checked against.
         signature: Of the inputs of a full pass; None where only decoded images tell it.
         recording: A recorded pass on such inputs; None with `resolved`.
         resolved: What the plan means for the deployment; None where the data of the call decides that.
+        asked: The request as it was received; None where it is not kept for equal ones.
         is_eager: Whether it is known that it can only run eagerly, and asks for nothing else.
         differed_count: That of the deployment when the check began.
     """
@@ -43,6 +44,7 @@ class CheckedPlan:
     signature: Signature | None = None
     recording: Recording | None = None
     resolved: Resolved | None = None
+    asked: Plan | None = None
     is_eager: bool = False
     differed_count: int = 0
 
@@ -89,7 +91,7 @@ class CheckedPlan:
 
     @cached_property
     def argument_names(self) -> list[str]:
-        """The name of each argument of the forward; empty for a positional one."""
+        """The name of each argument of the forward; empty where it has none."""
         return [entry.name for entry in self.plan.inputs]
 
     @cached_property
@@ -104,9 +106,9 @@ class CheckedPlan:
         return self.has_operands or bool(self.plan.sources)
 
     @cached_property
-    def is_positional(self) -> bool:
-        """Whether every argument of the forward is positional."""
-        return not any(self.argument_names)
+    def are_keywords(self) -> bool:
+        """Whether each argument is passed by its name, as it is."""
+        return self.deployment.hosted.forward.takes_as_keywords(self.argument_names)
 
     @cached_property
     def is_traced(self) -> bool:

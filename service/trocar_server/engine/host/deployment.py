@@ -353,7 +353,9 @@ class Deployment:
             return resolved
         meta, meta_pass = self.meta, None
         if meta is not None:
-            meta_pass = run_meta_pass(make_replica(meta), plan, resolved, signature, guard)
+            meta_pass = run_meta_pass(
+                make_replica(meta), self.hosted.forward, plan, resolved, signature, guard
+            )
         if meta_pass is None:
             return self._without_meta_pass(resolved, signature)
         found = resolved.after_meta_pass(meta_pass)

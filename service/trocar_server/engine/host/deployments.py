@@ -91,7 +91,7 @@ class Deployments(Mapping[str, Deployment]):
             limits: The current limits, the very object that was checked against.
         """
         found = self._checked.get(key)
-        if found is None or found.plan is not plan or found.limits is not limits:
+        if found is None or found.asked is not plan or found.limits is not limits:
             return None
         deployment = found.deployment
         if found.differed_count != deployment.differed_count:

@@ -10,16 +10,22 @@ import torch
 from torch import nn
 
 from trocar_server.engine.execute.collecting import PassSpec, collect
-from trocar_server.engine.request.plan import Plan, Signature, split_arguments
+from trocar_server.engine.request.plan import Plan, Signature
 from trocar_server.engine.resolve.planner import MetaPassResult, Resolved
 from trocar_server.errors import ServiceError
+from trocar_server.forward_signature import ForwardSignature
 from trocar_server.surgery import PassGuard
 from trocar_server.surgery.recording.liveness import LiveBytes, fused_attention
 from trocar_server.surgery.recording.writes import WriteWatch
 
 
 def run_meta_pass(
-    meta: nn.Module, plan: Plan, resolved: Resolved, signature: Signature, guard: PassGuard
+    meta: nn.Module,
+    forward: ForwardSignature,
+    plan: Plan,
+    resolved: Resolved,
+    signature: Signature,
+    guard: PassGuard,
 ) -> MetaPassResult | None:
     """Run a plan's forward and backward pass on the meta device.
 
@@ -30,7 +36,7 @@ def run_meta_pass(
         ServiceError: Errors of edits or objective.
         PassAborted: The guard stopped it.
     """
-    arguments = split_arguments(
+    arguments = forward.called(
         [entry.name for entry in signature], [entry.make("meta") for entry in signature]
     )
     operands = [[_empty(s.shape, s.dtype) for s in request.edit.operands] for request in plan.edits]

@@ -88,8 +88,8 @@ def measure_pace(deployment: Deployment, signature: Signature, work: int, guard:
 
 def _timed(deployment: Deployment, signature: Signature, guard: PassGuard, module: torch.nn.Module) -> float:
     """Return the seconds of a pass on made data."""
-    device = deployment.hosted.device
-    args, keywords = made_arguments(signature, device, 1)
+    hosted, device = deployment.hosted, deployment.hosted.device
+    args, keywords = made_arguments(hosted, signature, device, 1)
     guard.check()
     with guard.watching(module), torch.no_grad():
         started = time.perf_counter()
@@ -102,7 +102,7 @@ def _timed(deployment: Deployment, signature: Signature, guard: PassGuard, modul
 def _between(example: Signature, wanted: Signature) -> Iterator[Signature]:
     """Yield signatures from one towards another: each size grows by the same factor at each step.
 
-    None where they are not alike; names do not count, as arguments may be positional.
+    None where they are not alike.
     """
     ranks = [[list(map(len, entry.shapes)) for entry in signature] for signature in (example, wanted)]
     if ranks[0] == ranks[1]:

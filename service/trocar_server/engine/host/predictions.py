@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from trocar_server.engine.host.recordings import ModelRecorder, made_arguments
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.models import make_meta_replica
+from trocar_server.nested_names import is_nested
 from trocar_server.surgery import PassAborted, PassGuard, Recording, attention_in, record_functions
 from trocar_server.surgery.recording.recording import ModuleRecord
 from trocar_server.surgery.recording.symbolic import (
@@ -67,9 +68,10 @@ class Predictions:
             kinds: What the recording must have beside modules.
         """
         known = self.symbolic.get(_kind(signature), ()) if self.symbolic else ()
-        found = (
-            symbolic.recording(_shapes(signature)) for symbolic in known if kinds <= symbolic.template.kinds
-        )
+        if not known:
+            return None
+        shapes = _shapes(self._in_call_order(signature))
+        found = (symbolic.recording(shapes) for symbolic in known if kinds <= symbolic.template.kinds)
         return next((recording for recording in found if recording is not None), None)
 
     def has(self, signature: Signature) -> bool:
@@ -113,8 +115,9 @@ class Predictions:
     def _extended(self, signature: Signature, recording: Recording, max_bytes: int) -> bool:
         """Keep a symbolic recording if it is right; return whether it is."""
         with suppress(Exception, PassAborted):  # anything, or too slow: passes are then recorded as before
-            symbolic = self._recorded_symbolically(signature, recording)
-            if self._is_right(symbolic, signature, recording, max_bytes):
+            ordered = self._in_call_order(signature)
+            symbolic = self._recorded_symbolically(ordered, recording)
+            if self._is_right(symbolic, ordered, recording, max_bytes):
                 named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
                 kind = _kind(signature)
                 self.symbolic = {**self.symbolic, kind: (named, *self.symbolic.get(kind, ()))}
@@ -127,6 +130,14 @@ class Predictions:
         self.symbolic = {known: found for known, found in self.symbolic.items() if known != kind}
         self._recorded.update({(kind, some): _ATTEMPTS[-1] for some in (frozenset[str](), _PREDICTED)})
 
+    def _in_call_order(self, signature: Signature) -> Signature:
+        """Return the entries in the order of the call: those passed by position first."""
+        names = [entry.name for entry in signature]
+        if any(map(is_nested, names)):
+            return signature
+        positional, keyword = self.recorder.hosted.forward.called(names, signature)
+        return (*positional, *keyword.values())
+
     def _recorded_symbolically(self, signature: Signature, recording: Recording) -> SymbolicRecording:
         hosted, on_data = self.recorder.hosted, None if recording.is_symbolic else recording
         device = "meta" if on_data is None else hosted.device
@@ -134,7 +145,7 @@ class Predictions:
         with PassGuard(time.monotonic() + _LIMIT_S).watching(module):
             return record_symbolic(
                 module,
-                *made_arguments(signature, device, 1),
+                *made_arguments(hosted, signature, device, 1),
                 on_data=on_data,
                 record_attention=_attention(on_data is None) if recording.attention is not None else None,
             )
@@ -260,6 +271,4 @@ def _kind(signature: Signature) -> _Kind:
 
 
 def _shapes(signature: Signature) -> Shapes:
-    """Return the shapes in the order of the call: positional arguments, then keyword arguments."""
-    ordered = (*(e for e in signature if not e.name), *(e for e in signature if e.name))
-    return [shape for entry in ordered for shape in entry.shapes]
+    return [shape for entry in signature for shape in entry.shapes]

@@ -19,7 +19,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import copied_arguments
-from trocar_server.engine.request.plan import Flag, Signature, TensorSignature, split_arguments
+from trocar_server.engine.request.plan import Flag, Signature, TensorSignature
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
@@ -81,7 +81,7 @@ class ModelRecorder:
         """
         if self.meta is None:
             raise DataNeededError
-        called = made_arguments(signature, "meta", 0)
+        called = made_arguments(self.hosted, signature, "meta", 0)
         module = make_replica(self.meta)
         try:
             with guard.watching(module):
@@ -115,7 +115,7 @@ class ModelRecorder:
         has_whole = any(not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes)
         for number in _WHOLE_NUMBERS if has_whole else (0,):
             try:
-                called = made_arguments(signature, self.hosted.device, number)
+                called = made_arguments(self.hosted, signature, self.hosted.device, number)
                 return self.record_data(called, kinds, guard, max_bytes)
             except (ServiceError, MemoryError, torch.OutOfMemoryError):
                 raise
@@ -218,11 +218,12 @@ def _shape_advice(hosted: HostedModel) -> str:
 def example_arguments(hosted: HostedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the example input, and integer zeros for a custom model of unknown inputs: it may take tokens."""
     inputs = hosted.example_inputs()
-    args, keywords = split_arguments(hosted.example_names, inputs)
+    args, keywords = hosted.forward.called(hosted.example_names, inputs)
     yield tuple(args), keywords
     if hosted.spec.is_custom and hosted.known_signature is None:
-        zeros = (torch.zeros_like(arg, dtype=torch.int64) for arg in inputs if isinstance(arg, torch.Tensor))
-        yield tuple(zeros), {}
+        zeros = [torch.zeros_like(arg, dtype=torch.int64) for arg in inputs if isinstance(arg, torch.Tensor)]
+        args, keywords = hosted.forward.called(hosted.example_names, zeros)
+        yield tuple(args), keywords
 
 
 def lacks_data(error: BaseException) -> bool:
@@ -237,10 +238,12 @@ def lacks_data(error: BaseException) -> bool:
     return False
 
 
-def made_arguments(signature: Signature, device: torch.device | str, number: int) -> Called:
+def made_arguments(
+    hosted: HostedModel, signature: Signature, device: torch.device | str, number: int
+) -> Called:
     """Return arguments of a signature; with integers of this value where there is data."""
     made = [fill(entry, device, number) for entry in signature]
-    return split_arguments([entry.name for entry in signature], made)
+    return hosted.forward.called([entry.name for entry in signature], made)
 
 
 def fill(

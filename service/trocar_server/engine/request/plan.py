@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.objective import Objective
 from trocar_server.engine.request.priority import Priority
-from trocar_server.models.nested_names import is_nested, nested
 from trocar_server.processing.inputs import AudioInput, ProcessedInput, ProcessorInput
 from trocar_server.surgery import Selector
 from trocar_server.tensors.edits import Edit
@@ -350,17 +349,3 @@ class TensorSignature:
 
 
 Signature: TypeAlias = tuple[TensorSignature, ...]
-
-
-def split_arguments(names: Sequence[str], values: Sequence[object]) -> tuple[list[object], dict[str, object]]:
-    """Return positional and keyword arguments; an empty name is positional, nested ones become structures."""
-    if any(map(is_nested, names)):
-        names, values = nested(names, values)
-    positional: list[object] = []
-    keyword: dict[str, object] = {}
-    for name, value in zip(names, values, strict=True):
-        if name:
-            keyword[name] = value
-        else:
-            positional.append(value)
-    return positional, keyword

@@ -16,8 +16,8 @@ from trocar_server.engine.execute.arguments import (
     check_lists,
     check_named,
     predicted_signature,
-    with_named_images,
 )
+from trocar_server.engine.execute.binding import bound_inputs
 from trocar_server.engine.host.checked_plan import CheckedPlan, needed_bytes
 from trocar_server.engine.host.deployment import Deployment, RecordedSource, RecordedSources
 from trocar_server.engine.host.recordings import DataNeededError, MadeDataRefusedError, fill
@@ -29,7 +29,6 @@ from trocar_server.engine.request.plan import (
     Signature,
     TensorInput,
     TensorListInput,
-    split_arguments,
 )
 from trocar_server.engine.resolve.planner import Resolved, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, plan_surgery
@@ -112,7 +111,7 @@ class Checks:
         """
         deployment = self._deployment_of(plan.model_id)
         refuse_spans(plan)
-        plan = _with_example(deployment, _with_named_images(deployment, plan))
+        plan = _with_example(deployment, _bound(deployment, plan))
         images_bytes = check_images(deployment.hosted, plan.inputs, self._limits())
         check_lists(deployment.hosted, plan.inputs)
         if plan.inputs and plan.start_at is None:
@@ -151,8 +150,10 @@ class Checks:
         """
         deployment, limits = self._deployment_of(plan.model_id), self._limits()
         refuse_spans(plan)
-        plan = _with_named_images(deployment, plan)
-        unresolved = CheckedPlan(plan, deployment, limits, differed_count=deployment.differed_count)
+        asked, plan = plan, _bound(deployment, plan)
+        unresolved = CheckedPlan(
+            plan, deployment, limits, asked=asked, differed_count=deployment.differed_count
+        )
         check_images(deployment.hosted, plan.inputs, limits)
         check_lists(deployment.hosted, plan.inputs)
         if plan.start_at is None:
@@ -298,7 +299,7 @@ class Checks:
             names = [entry.name for entry in signature]
             made = [given.get(entry.name, fill(entry, hosted.device, 1)) for entry in signature]
             with domain_errors(hosted):
-                return deployment.record_data(split_arguments(names, made), guard, kinds)
+                return deployment.record_data(hosted.forward.called(names, made), guard, kinds)
 
         async with deployment.pool.lease(deadline, rows=_rows(signature)):
             return await self._run(record, guard, deadline)
@@ -330,14 +331,17 @@ class Checks:
             return await self._run(partial(record, may_use_data=True), guard, deadline)
 
 
-def _with_named_images(deployment: Deployment, plan: Plan) -> Plan:
-    """Name the images of a plan and of its sources; the very plan where there are none."""
-    named = partial(with_named_images, deployment.hosted)
-    inputs = named(plan.inputs)
-    sources = tuple(replace(source, inputs=named(source.inputs)) for source in plan.sources)
-    if inputs == plan.inputs and sources == plan.sources:
+def _bound(deployment: Deployment, plan: Plan) -> Plan:
+    """Name the arguments of a plan, of its sources and of its start; the very plan where they are named."""
+    bound, start = partial(bound_inputs, deployment.hosted), plan.start_at
+    inputs = bound(plan.inputs) if start is None else plan.inputs  # else the value to start from
+    if start is not None and start.inputs:
+        own = tuple(entry for entry in bound(start.inputs) if isinstance(entry, TensorInput))
+        start = replace(start, inputs=own)
+    sources = tuple(replace(source, inputs=bound(source.inputs)) for source in plan.sources)
+    if (inputs, sources, start) == (plan.inputs, plan.sources, plan.start_at):
         return plan
-    return replace(plan, inputs=inputs, sources=sources)
+    return replace(plan, inputs=inputs, sources=sources, start_at=start)
 
 
 def _with_example(deployment: Deployment, plan: Plan) -> Plan:

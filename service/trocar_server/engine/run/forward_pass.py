@@ -26,6 +26,7 @@ from trocar_server.surgery import (
     StartMixedError,
     ValueMissingError,
     independent,
+    named_arguments,
 )
 from trocar_server.tensors.reductions import CastValue, Reduced, cast_value, reduce_value
 from trocar_server.tensors.reductions.padding import Padding, unpadded
@@ -113,7 +114,8 @@ def run_pass(
         if pass_spec.start is not None:
             _check_data(collected.values)
         values = _apart(collected.values, replica.module) if replica.is_live else collected.values
-        return finish_pass(replace(collected, values=values), targets, guard, operands, started, arguments[1])
+        given = named_arguments(replica.module, *arguments) if arguments[0] else arguments[1]
+        return finish_pass(replace(collected, values=values), targets, guard, operands, started, given)
 
 
 def finish_pass(
@@ -122,7 +124,7 @@ def finish_pass(
     guard: PassGuard,
     operands: Operands,
     started: float,
-    keywords: Mapping[str, object] = MappingProxyType({}),
+    arguments: Mapping[str, object] = MappingProxyType({}),
 ) -> PassResult:
     """Reduce a pass's collected values and copy the requested ones to the host.
 
@@ -134,7 +136,7 @@ def finish_pass(
         guard: Aborts the reductions.
         operands: For each tap, by position: the operands of its reductions.
         started: When the pass began, as `time.perf_counter()` in seconds.
-        keywords: Keyword arguments of the forward, which tell of padding.
+        arguments: Those of the forward by name, which tell of padding.
 
     Raises:
         ServiceError: As `run_pass` does for values.
@@ -154,7 +156,7 @@ def finish_pass(
                 output = Output(output.name, target, tuple(value.shape), value.dtype, target.tap.values)
             feature_maps.append(FeatureMap(output, _bytes_of(output.name, value)))
             continue
-        padding = padding or Padding.of(keywords)
+        padding = padding or Padding.of(arguments)
         found, accumulator = _reduced_maps(target, values[target.target.name], operands, guard, padding)
         feature_maps += found
         if accumulator is not None:

@@ -24,7 +24,7 @@ from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
 from trocar_server.engine.host.pace_checks import refuse_long
 from trocar_server.engine.host.recordings import Called
 from trocar_server.engine.host.repeatable import watching_draws
-from trocar_server.engine.request.plan import Payloads, Plan, Signature, split_arguments
+from trocar_server.engine.request.plan import Payloads, Plan, Signature
 from trocar_server.engine.resolve.pass_memory import check_memory
 from trocar_server.engine.resolve.pass_work import pass_work
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count, resolve_taps
@@ -189,9 +189,9 @@ def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[R
         for i, source in enumerate(plan.sources):
             images = prepared.source_images[i]
             sources.append(SourcePass.of(deployment, source, payloads.sources[i], images, guard))
-        called: Called = (arguments, {})
-        if not checked.is_positional:
-            called = split_arguments(checked.argument_names, arguments)
+        called: Called = ([], dict(zip(checked.argument_names, arguments, strict=True)))
+        if not checked.are_keywords:
+            called = deployment.hosted.forward.called(checked.argument_names, arguments)
         ready = _ReadyPass(checked, replica, arguments, called, operands, sources, guard)
         if checked.is_certain and checked.resolved is not None:
             if checked.recording is None or checked.recording.overwrites_inputs:
@@ -384,7 +384,8 @@ def _run_rest(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
         deployment, plan, signature, recording, checked.limits, ready.recorded_sources
     )
     assert start is not None
-    called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
+    made = [entry.make("meta") for entry in signature]
+    called = deployment.hosted.forward.called([entry.name for entry in signature], made)
     check_dtypes(resolved, operands)
     found = found_values(ready.replica, resolved, ready.sources, guard)
     pass_spec = make_pass_spec(resolved, operands.edits, operands.objective, found)

@@ -12,7 +12,7 @@ from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.deployment import Deployment, RecordedSource
 from trocar_server.engine.host.recordings import MadeDataRefusedError
-from trocar_server.engine.request.plan import Payload, SourceInputs, split_arguments
+from trocar_server.engine.request.plan import Payload, SourceInputs
 from trocar_server.engine.resolve.planner import Resolved
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError
@@ -40,7 +40,7 @@ class SourcePass:
         names = [entry.name for entry in source.inputs]
         arguments = build_arguments(deployment.hosted, source.inputs, payloads, images, guard)
         signature = signature_of(names, arguments)
-        called = split_arguments(names, arguments)
+        called = deployment.hosted.forward.called(names, arguments)
         try:
             recorded = RecordedSource(signature, deployment.record(signature, guard))
         except MadeDataRefusedError:

@@ -20,7 +20,7 @@ from trocar_server.engine.request.plan import (
     TensorListInput,
 )
 from trocar_server.errors import ServiceError
-from trocar_server.models.nested_names import nested
+from trocar_server.nested_names import nested
 from trocar_server.processing.inputs import ProcessorInput, check_characters
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_batch, invalid
 from trocar_server.rpc.codec.processor_inputs import PROCESSED_KINDS, to_processor_input

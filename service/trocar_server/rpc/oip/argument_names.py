@@ -1,23 +1,14 @@
 """Input names of a model: the names of its forward's arguments."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
-from typing import Any, Protocol
 
+from trocar_server.forward_signature import HasForward, parameters_of
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class HasForward(Protocol):
-    """A module."""
-
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """Its pass."""
-        ...
 
 
 def input_names(module: HasForward, wanted: int) -> list[str]:
@@ -40,39 +31,31 @@ def arranged(model_id: str, module: HasForward, names: Sequence[str]) -> list[tu
         names: The input names of a request, in its order.
 
     Returns:
-        In the order of the call, the index of each input and its keyword, empty for a positional one.
+        In the order of the parameters, the index of each input and its name; empty for values of `*args`.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT`, with the field named.
     """
     left = _indices(names)
-    positional: list[tuple[int, str]] = []
+    found: list[tuple[int, str]] = []
     keywords: list[tuple[int, str]] = []
-    gap = ""
     parameters = _parameters(module)
     for parameter in parameters:
         if parameter.kind is _Parameter.VAR_POSITIONAL:
             numbered = (f"{parameter.name}__{index}" for index in count())
-            while not gap and (name := next(numbered)) in left:
-                positional.append((left.pop(name), ""))
+            while (name := next(numbered)) in left:
+                found.append((left.pop(name), ""))
         elif parameter.kind is _Parameter.VAR_KEYWORD:
             keywords += [(left.pop(name), name) for name in list(left) if name]
-        elif parameter.name not in left:
-            gap = gap or (parameter.name if parameter.kind in _POSITIONAL else "")
-        elif gap and parameter.kind is _Parameter.POSITIONAL_ONLY:
-            raise invalid(
-                f"inputs[{left[parameter.name]}].name", f"'{gap}', which comes before it, is missing"
-            )
-        elif gap or parameter.kind is _Parameter.KEYWORD_ONLY:
-            keywords.append((left.pop(parameter.name), parameter.name))
-        else:
-            positional.append((left.pop(parameter.name), ""))
+        elif parameter.name in left:
+            given = found if parameter.kind in _POSITIONAL else keywords
+            given.append((left.pop(parameter.name), parameter.name))
     for name, index in left.items():
         takes = ", ".join(_shown(parameter) for parameter in parameters)
         raise invalid(
             f"inputs[{index}].name", f"model '{model_id}' has no input '{name[:80]}'; it takes {takes}"
         )
-    return [*positional, *keywords]
+    return [*found, *keywords]
 
 
 def _indices(names: Sequence[str]) -> dict[str, int]:
@@ -87,10 +70,8 @@ def _indices(names: Sequence[str]) -> dict[str, int]:
 
 
 def _parameters(module: HasForward) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # the forward is not a Python function
-        return [_Parameter("input", _Parameter.VAR_POSITIONAL)]
+    found = parameters_of(module)
+    return [_Parameter("input", _Parameter.VAR_POSITIONAL)] if found is None else list(found)
 
 
 def _shown(parameter: inspect.Parameter) -> str:

@@ -69,8 +69,8 @@ def read_inputs(request: Any, raw: Sequence[memoryview], hosted: HostedModel, li
     payloads: list[Payload] = []
     for position, keyword in arranged(hosted.spec.model_id, hosted.module, list(left.values())):
         index = indices[position]
-        entry, name = request.inputs[index], left[index] if texts else keyword  # texts become keywords
-        argument, own = _argument(f"inputs[{index}]", name, entry, raw[index] if raw else None, limits)
+        entry = request.inputs[index]
+        argument, own = _argument(f"inputs[{index}]", keyword, entry, raw[index] if raw else None, limits)
         inputs.append(argument)
         payloads += own
     check_texts(texts)

@@ -18,8 +18,8 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.arguments import (
     check_images,
     check_tensors,
-    with_named_images,
 )
+from trocar_server.engine.execute.binding import bound_inputs
 from trocar_server.engine.execute.image_texts import takes_image_texts
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.request.plan import (
@@ -182,9 +182,9 @@ def _batch_plan(head: BatchHead, trainer: Trainer, limits: Limits, plans: BatchP
     inputs, byte_counts = to_inputs(request.inputs, limits, unprocessed)
     are_together = takes_image_texts(hosted, inputs, unprocessed)
     if not are_together:
-        inputs = with_named_images(hosted, inputs)
         check_images(hosted, inputs, limits)
     if not (unprocessed or are_together):
+        inputs = bound_inputs(hosted, inputs)
         check_tensors(hosted, inputs)
     targets = _targets(request.targets, limits, byte_counts)
     check_request_bytes(byte_counts, limits)
@@ -206,9 +206,10 @@ async def _processed(
     hosted = batch.hosted
     process = engine.preparation.process_inputs
     made = await process(hosted, batch.inputs, batch.unprocessed, own, deadline, Room(reservation))
-    check_tensors(hosted, made.inputs)
+    inputs = bound_inputs(hosted, made.inputs)
+    check_tensors(hosted, inputs)
     layout = token_layout(made.made, batch.unprocessed)
-    return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads
+    return replace(batch, inputs=inputs, unprocessed=(), layout=layout), made.payloads
 
 
 def _chunks(message: bytes) -> list[Chunk]:

@@ -35,12 +35,12 @@ class Padding:
     has_decoder: bool = False
 
     @classmethod
-    def of(cls, keywords: Mapping[str, object]) -> "Padding":
-        """Return the padding that the keyword arguments of a forward tell of."""
+    def of(cls, arguments: Mapping[str, object]) -> "Padding":
+        """Return the padding that the arguments of a forward tell of, by name."""
         return cls(
-            _mask_of(keywords.get("attention_mask")),
-            _mask_of(keywords.get("decoder_attention_mask")),
-            any(name.startswith("decoder_") for name in keywords),
+            _mask_of(arguments.get("attention_mask")),
+            _mask_of(arguments.get("decoder_attention_mask")),
+            any(name.startswith("decoder_") for name in arguments),
         )
 
     def of_value(self, selector: str, value: torch.Tensor) -> torch.Tensor | None:

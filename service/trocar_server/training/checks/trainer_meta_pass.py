@@ -13,6 +13,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.forward_signature import signature_of
 from trocar_server.models import HostedModel, make_meta_replica
 from trocar_server.surgery import Collector, Recording, TapSession, record_calls, without_recomputation
 from trocar_server.training.losses.loss_function import LossFunction, main_output
@@ -68,8 +69,11 @@ def run_meta_pass(spec: TrainerSpec, hosted: HostedModel, recording: Recording) 
 
 
 def record_on(module: nn.Module, hosted: HostedModel, recording: Recording) -> Recording:
-    """Record a pass of a module tree on inputs with the signature of an earlier recorded pass."""
-    args, kwargs = _example(hosted, recording)
+    """Record a pass of a module tree on inputs with the signature of an earlier recorded pass.
+
+    The tree may be another model's, whose arguments have other names: see `ForwardSignature.adopted`.
+    """
+    args, kwargs = signature_of(module).adopted(*_example(hosted, recording))
     return record_calls(module, args, kwargs, is_symbolic=recording.is_symbolic)
 
 
@@ -108,7 +112,7 @@ def _example(hosted: HostedModel, recording: Recording) -> tuple[Sequence[Any], 
     call = recording.modules[""].calls[0]
     is_flat = all(leaf.shape is not None and len(leaf.picks) == (leaf.port == "in") for leaf in call.inputs)
     if not is_flat:
-        return hosted.example_inputs(), {}
+        return hosted.forward.called(hosted.example_names, hosted.example_inputs())
     device = "meta" if recording.is_symbolic else hosted.device
     tensors = {
         (leaf.port, leaf.picks): torch.zeros(leaf.shape or (), dtype=leaf.dtype, device=device)

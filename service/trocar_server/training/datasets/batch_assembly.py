@@ -17,7 +17,6 @@ from torch import Tensor
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.arguments import build_arguments, check_tensors
 from trocar_server.engine.execute.processor import Processed
-from trocar_server.engine.request.plan import split_arguments
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.models.inputs import IMAGES
@@ -102,7 +101,8 @@ def to_batch(
     else:
         signature = info.signature.inputs if info.signature else None
         prepared = _stacked([augmented(*pair) for pair in enumerate(as_tensor(inputs, signature).unbind())])
-    return Batch((_placed(prepared, hosted),), {}, _targets(loaded, info, hosted), len(loaded.indices))
+    positional, keyword = hosted.forward.called(hosted.bind([""]), [_placed(prepared, hosted)])
+    return Batch(tuple(positional), keyword, _targets(loaded, info, hosted), len(loaded.indices))
 
 
 def _with_made(
@@ -144,9 +144,9 @@ def to_processed_batch(
             as many labels as tokens.
     """
     inputs = processed.inputs
-    check_tensors(hosted, inputs)
+    check_tensors(hosted, inputs)  # which have their names
     arguments = build_arguments(hosted, inputs, processed.payloads, [[] for _ in inputs])
-    positional, keyword = split_arguments([entry.name for entry in inputs], arguments)
+    positional, keyword = hosted.forward.called([entry.name for entry in inputs], arguments)
     targets = _targets(loaded, info, hosted)
     layout = token_layout(processed.made, [given])
     if layout is not None:

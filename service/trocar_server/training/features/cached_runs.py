@@ -22,6 +22,7 @@ from trocar_server.training.features.feature_cache import (
     Load,
     NoCacheError,
     is_bit_equal,
+    positional_tensors,
 )
 from trocar_server.training.features.prefix import NoSplitError, Split, split_prefix
 from trocar_server.training.features.trial_run import undone
@@ -112,8 +113,8 @@ class CachedRuns:
             ServiceError: The samples cannot be read.
         """
         # Two batch sizes, with as few samples as possible: the split does not depend on the samples.
-        arguments = _checked(load(torch.arange(3) % plan.count)).args
-        other = _checked(load(torch.arange(2) % plan.count)).args
+        arguments = positional_tensors(load(torch.arange(3) % plan.count))
+        other = positional_tensors(load(torch.arange(2) % plan.count))
         try:
             with conditions.contexts():
                 split = split_prefix(
@@ -175,7 +176,7 @@ class CachedRuns:
         kept = self._cache.batch(indices)
         if kept is None:
             raise NoCacheError("there are no features for a whole batch")
-        arguments = self._load(indices).args
+        arguments = positional_tensors(self._load(indices))
         with self._conditions.contexts():
             with undone(self._module):
                 whole = self._module(*arguments)
@@ -218,12 +219,6 @@ def _paths(module: nn.Module, text: str) -> list[str]:
     if not paths:
         raise NoCacheError(f"'{text}' is not a module")
     return paths
-
-
-def _checked(batch: Batch) -> Batch:
-    if batch.kwargs or not batch.args or not all(isinstance(value, Tensor) for value in batch.args):
-        raise NoCacheError("the model's inputs are not one tensor each")
-    return batch
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -35,6 +35,19 @@ class NoCacheError(Exception):
     """Features cannot be cached bit-equal, or not at all; the message is for people."""
 
 
+def positional_tensors(batch: Batch) -> tuple[Tensor, ...]:
+    """Return the arguments of a batch by position, as the parts of a split forward take them.
+
+    Raises:
+        NoCacheError: They are not tensors by position, or one by name: a data set's own.
+    """
+    values = batch.args or tuple(batch.kwargs.values())
+    is_one_form = not batch.kwargs if batch.args else len(values) == 1
+    if not (is_one_form and all(isinstance(value, Tensor) for value in values)):
+        raise NoCacheError("the model's inputs are not one tensor each")
+    return values
+
+
 @dataclass(frozen=True)
 class CachePlan:
     """Sizes and budgets of a cache.
@@ -202,7 +215,7 @@ class FeatureCache:
         """Return features of samples, followed by their targets."""
         batch = self._load(indices)
         before = random_state()
-        values = tuple(self._prefix(*batch.args))
+        values = tuple(self._prefix(*positional_tensors(batch)))
         if random_state() != before:
             raise NoCacheError("the frozen part draws random numbers")
         if any(value.requires_grad for value in values):

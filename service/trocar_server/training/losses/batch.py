@@ -17,7 +17,6 @@ from trocar_server.engine.request.plan import (
     Payload,
     TensorInput,
     row_count,
-    split_arguments,
 )
 from trocar_server.models import HostedModel
 from trocar_server.processing.inputs import ProcessorInput
@@ -107,13 +106,13 @@ class BatchPlan:
 
     @cached_property
     def names(self) -> list[str]:
-        """The name of each argument of the forward; empty for a positional one."""
+        """The name of each argument of the forward; empty where it has none."""
         return [entry.name for entry in self.inputs]
 
     @cached_property
-    def is_positional(self) -> bool:
-        """Whether every argument of the forward is positional."""
-        return not any(self.names)
+    def are_keywords(self) -> bool:
+        """Whether each argument is passed by its name, as it is."""
+        return self.hosted.forward.takes_as_keywords(self.names)
 
     @cached_property
     def has_images(self) -> bool:
@@ -152,10 +151,10 @@ def make_batch(
     """
     hosted = plan.hosted
     arguments = build_arguments(hosted, plan.inputs, own, images, guard)
-    positional: Sequence[object] = arguments
-    keyword: dict[str, object] = {}
-    if not plan.is_positional:
-        positional, keyword = split_arguments(plan.names, arguments)
+    positional: Sequence[object] = ()
+    keyword: dict[str, object] = dict(zip(plan.names, arguments, strict=True))
+    if not plan.are_keywords:
+        positional, keyword = hosted.forward.called(plan.names, arguments)
     compared: dict[str, torch.Tensor] = {}
     for target, payload in zip(plan.targets, of_targets, strict=True):
         compared[target.name] = tensor_of(target.dtype, target.shape, payload).to(hosted.device)

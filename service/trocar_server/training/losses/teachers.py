@@ -51,7 +51,8 @@ class Teacher:
         output = None
         collecting = self._loss_taps.collecting(module, ends_pass=not self._needs_output)
         with guard.watching(module), collecting as values:
-            output = module(*batch.args, **batch.kwargs)
+            args, kwargs = self._hosted.forward.adopted(batch.args, batch.kwargs)
+            output = module(*args, **kwargs)
         return {
             spec: values[spec.selector] if spec.selector else main_output(output).detach()
             for spec in self._specs

@@ -21,7 +21,14 @@ from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
 from trocar_server.models.inputs import BATCH, IMAGE_BATCH, TOKEN_IDS, InputSignature
-from trocar_server.surgery import NoReruns, PassGuard, Recording, differentiable_recurrence, recurrent_layers
+from trocar_server.surgery import (
+    NoReruns,
+    PassGuard,
+    Recording,
+    differentiable_recurrence,
+    named_arguments,
+    recurrent_layers,
+)
 from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
 from trocar_server.surgery.structure import leaves
@@ -211,7 +218,8 @@ class TrainingPass:
             taps = self._loss_taps.collecting(module)
         with guard.watching(module), taps as values:
             output = module(*batch.args, **batch.kwargs)
-        total, terms = self._loss(output, values, batch.targets, taught, batch.kwargs, counts)
+        given = named_arguments(module, batch.args, batch.kwargs) if batch.args else batch.kwargs
+        total, terms = self._loss(output, values, batch.targets, taught, given, counts)
         return output, total, terms
 
 
@@ -225,7 +233,8 @@ class _Shapes:
         hosted: HostedModel,
         of_texts: bool,
     ) -> None:
-        self._input_shape, varying = hosted.input_shape, _varying_sizes(hosted.signature)
+        self._input_shape = hosted.input_shape if hosted.known_signature is None else None
+        varying = _varying_sizes(hosted.signature)
         self._cached_shapes: dict[bool, dict[int, Shape]] = {True: {}, False: {}}
         with suppress(ServiceError):  # a data-dependent model: targets are then checked against its output
             for is_same in self._cached_shapes:
@@ -235,7 +244,7 @@ class _Shapes:
 
     def of_batch(self, batch: Batch) -> Mapping[int, Shape]:
         """Return the shapes for a batch; image sizes only if equal to those of the recorded pass."""
-        first = next(iter(batch.args), None)
+        first = next(iter((*batch.args, *batch.kwargs.values())), None)
         return self._cached_shapes[isinstance(first, Tensor) and tuple(first.shape[1:]) == self._input_shape]
 
 

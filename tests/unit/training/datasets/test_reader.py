@@ -108,7 +108,7 @@ def test_every_dtype_comes_back(opened: Open, dtype: str) -> None:
     values = RNG.integers(0, 2, (4, 3)).astype(dtype)
     reader = opened((shard_of(inputs=values, targets_a=values, targets_b=values[:, 0]), 4))
     batch = to_batch(reader.load([2, 1]), reader.info, hosted())
-    assert torch.equal(batch.args[0], torch.from_numpy(values[[2, 1]]))
+    assert torch.equal(batch.kwargs["x"], torch.from_numpy(values[[2, 1]]))
     assert list(batch.targets) == ["a", "b"]
     is_whole = dtype in ("int32", "int16", "int8", "uint8")
     assert batch.targets["b"].dtype == (torch.int64 if is_whole else getattr(torch, dtype))
@@ -118,7 +118,7 @@ def test_bfloat16_comes_back(opened: Open) -> None:
     values = torch.randn(4, 3).to(torch.bfloat16)
     reader = opened((save({"inputs": values}), 4))
     batch = to_batch(reader.load([3, 0]), reader.info, hosted())
-    assert torch.equal(batch.args[0], values[[3, 0]])
+    assert torch.equal(batch.kwargs["x"], values[[3, 0]])
     assert batch.targets == {}
 
 
@@ -143,7 +143,7 @@ def test_images_are_prepared_as_the_preset_does(opened: Open, step: int) -> None
     order = [5, 0, 3]
     batch = to_batch(reader.load(order), reader.info, hosted())
     oracle = torch.stack([PRESET(Image.fromarray(PIXELS[index])) for index in order])
-    assert torch.equal(batch.args[0], oracle)
+    assert torch.equal(batch.kwargs["x"], oracle)
     assert batch.targets[""].tolist() == Y[order].tolist()
 
 
@@ -152,9 +152,9 @@ def test_pixels_are_prepared_for_a_model_that_takes_images_and_left_for_one_that
 ) -> None:
     pixels = RNG.integers(0, 256, (3, 20, 30, 3), np.uint8)
     reader = opened((shard_of(inputs=pixels, targets=Y[:3]), 3))
-    prepared = to_batch(reader.load([2, 0]), reader.info, hosted()).args[0]
+    prepared = to_batch(reader.load([2, 0]), reader.info, hosted()).kwargs["x"]
     assert torch.equal(prepared, torch.stack([PRESET(Image.fromarray(pixels[i])) for i in (2, 0)]))
-    plain = to_batch(reader.load([2, 0]), reader.info, hosted(None)).args[0]
+    plain = to_batch(reader.load([2, 0]), reader.info, hosted(None)).kwargs["x"]
     assert torch.equal(plain, torch.from_numpy(pixels[[2, 0]]))
 
 
@@ -184,14 +184,14 @@ def test_an_augmentation_sees_the_image_before_it_is_normalised(opened: Open) ->
         scaled = without(Image.fromarray(PIXELS[index]))
         assert torch.equal(seen[position], scaled)
         oracle = v2.functional.normalize(scaled * 0.5, PRESET.mean, PRESET.std)
-        assert torch.equal(batch.args[0][position], oracle)
+        assert torch.equal(batch.kwargs["x"][position], oracle)
 
 
 def test_an_augmentation_that_changes_nothing_gives_the_preset(opened: Open) -> None:
     reader = opened(*image_shards(6))
     plain = to_batch(reader.load(range(6)), reader.info, hosted())
     same = to_batch(reader.load(range(6)), reader.info, hosted(), lambda value: value)
-    assert torch.equal(plain.args[0], same.args[0])
+    assert torch.equal(plain.kwargs["x"], same.kwargs["x"])
 
 
 @pytest.mark.parametrize("kind", ["arrays", "images"])
@@ -201,16 +201,16 @@ def test_chance_is_each_samples_own(opened: Open, kind: str) -> None:
             return opened(*image_shards(step))
         return opened(*cut(step, inputs=X[:6], targets=Y[:6]))
 
-    whole = augmented(made(6), range(6), seed=3, epoch=1).args[0]
+    whole = augmented(made(6), range(6), seed=3, epoch=1).kwargs["x"]
     reader = made(2)
     torch.manual_seed(99)
     before = torch.get_rng_state()
     for order in ([5, 1], [0], [4, 3, 2]):
-        part = augmented(reader, order, seed=3, epoch=1).args[0]
+        part = augmented(reader, order, seed=3, epoch=1).kwargs["x"]
         assert torch.equal(part, whole[order])
     assert torch.equal(torch.get_rng_state(), before)
     for other in (augmented(reader, range(6), seed=3, epoch=2), augmented(reader, range(6), seed=4, epoch=1)):
-        assert not torch.equal(other.args[0], whole)
+        assert not torch.equal(other.kwargs["x"], whole)
 
 
 def test_the_chance_of_a_sample_is_that_of_its_seed(opened: Open) -> None:
@@ -218,7 +218,7 @@ def test_the_chance_of_a_sample_is_that_of_its_seed(opened: Open) -> None:
     batch = augmented(reader, [4, 7], seed=5, epoch=2)
     for position, index in enumerate((4, 7)):
         torch.manual_seed(sample_seed(5, 2, index))
-        assert torch.equal(batch.args[0][position], flip_and_noise(torch.from_numpy(X[index])))
+        assert torch.equal(batch.kwargs["x"][position], flip_and_noise(torch.from_numpy(X[index])))
 
 
 def test_augmented_inputs_must_stack(opened: Open) -> None:

@@ -82,15 +82,15 @@ def test_samples_are_kept_while_there_is_room(reader: DatasetReader, monkeypatch
     samples = DatasetSamples(reader, tiny(TinyNet), seed=0, kept_bytes=batch_bytes)
     for _ in range(2):
         for indices in ([0, 1], [2, 3]):
-            assert torch.equal(samples.batch(torch.tensor(indices)).args[0], DATA.images[indices])
+            assert torch.equal(samples.batch(torch.tensor(indices)).kwargs["x"], DATA.images[indices])
     samples.close()
     assert loaded == [0, 1, 2, 3, 2, 3]
 
 
 def test_a_batch_that_is_changed_in_place_leaves_kept_samples_as_they_are(reader: DatasetReader) -> None:
     samples = DatasetSamples(reader, tiny(TinyNet), seed=0, kept_bytes=KEPT_BYTES)
-    samples.batch(torch.tensor([0, 1])).args[0].zero_()
-    assert torch.equal(samples.batch(torch.tensor([0, 1])).args[0], DATA.images[:2])
+    samples.batch(torch.tensor([0, 1])).kwargs["x"].zero_()
+    assert torch.equal(samples.batch(torch.tensor([0, 1])).kwargs["x"], DATA.images[:2])
     samples.close()
 
 
@@ -99,7 +99,7 @@ def test_a_part_has_its_own_samples_of_the_whole(reader: DatasetReader) -> None:
     part = SamplePart(samples, torch.tensor([9, 3, 5]))
     part.announce(torch.tensor([2, 0]))
     batch = part.batch(torch.tensor([2, 0]))
-    assert torch.equal(batch.args[0], DATA.images[[5, 9]])
+    assert torch.equal(batch.kwargs["x"], DATA.images[[5, 9]])
     assert torch.equal(batch.targets[""], DATA.targets[[5, 9]])
     assert (len(part), part.input_shape, part.labels("")) == (3, (3, 8, 8), samples.labels(""))
     samples.close()
@@ -111,7 +111,7 @@ def test_what_was_announced_is_what_comes(reader: DatasetReader) -> None:
     samples.announce(torch.tensor([9, 3]))
     for indices in ([9, 3], [4], [1, 2]):
         batch = samples.batch(torch.tensor(indices))
-        assert torch.equal(batch.args[0], DATA.images[indices])
+        assert torch.equal(batch.kwargs["x"], DATA.images[indices])
         assert torch.equal(batch.targets[""], DATA.targets[indices])
     samples.close()
 

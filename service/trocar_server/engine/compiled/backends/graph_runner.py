@@ -57,9 +57,9 @@ class PlainPass:
         """See `Pass`."""
         recipe, collector = self._recipe, Collector()
         inputs, surgery = recipe.bound(arguments)
-        passing = self._replica.passing()
+        (args, kwargs), passing = recipe.called(inputs), self._replica.passing()
         with passing as tree, torch.inference_mode(), operate(tree, surgery, recipe.targets, collector):
-            tree(*inputs)
+            tree(*args, **kwargs)
         if missing := recipe.edited - collector.edited:
             raise CannotRecordError(f"the pass ended before the edit of '{min(missing)}'")
         return {name: collector.values[name] for name in recipe.names}

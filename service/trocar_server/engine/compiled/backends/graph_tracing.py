@@ -41,11 +41,12 @@ class _TracedModule(nn.Module):
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the pass."""
         collector = Collector(ends_pass=False)
+        args, kwargs = self._recipe.called(arguments)
         with (
             TapSession(self.model, self._recipe.targets, collector),
             _Doubts(collector, self._recipe) as doubts,
         ):
-            self.model(*arguments)
+            self.model(*args, **kwargs)
         values = tuple(_named(collector.values[name]) for name in self._recipe.names)
         return (*values, torch.stack(doubts.all).sum()) if doubts.all else values
 

@@ -1,6 +1,6 @@
 """Recipe of a compiled variant: values of one pass of one model, for any batch size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +10,12 @@ from trocar_server.surgery import EditTarget, Surgery, Target
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """One positional argument: its dtype and its shape without the batch dimension."""
+    """One argument: its dtype, its shape without the batch dimension, and how it is passed."""
 
     dtype: torch.dtype
     row_shape: tuple[int, ...]
+    keyword: str = ""
+    """Its name in the call of the forward; empty for one passed by position. These come first, in order."""
 
     def example(self, batch: int) -> torch.Tensor:
         """Return a seeded argument of this shape and dtype."""
@@ -28,7 +30,7 @@ class Recipe:
     """The values that a compiled variant computes.
 
     Attributes:
-        arguments: The positional arguments of the forward.
+        arguments: Those of the forward.
         targets: The values wanted: of calls of modules, no gradients and no parameters.
         before: Edits that taps see, without their tensors.
         after: Edits that taps at the same value do not see.
@@ -53,6 +55,14 @@ class Recipe:
     def edited(self) -> frozenset[str]:
         """The names of the edited values."""
         return frozenset(entry.target.name for entry in (*self.before, *self.after))
+
+    def called(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]:
+        """Return the positional and the keyword arguments of a call of the forward."""
+        pairs = list(zip(self.arguments, inputs, strict=True))
+        positional = [tensor for spec, tensor in pairs if not spec.keyword]
+        return positional, {spec.keyword: tensor for spec, tensor in pairs if spec.keyword}
 
     def bound(self, given: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Surgery]:
         """Return the arguments of the forward and the edits with theirs, from the tensors of a run."""

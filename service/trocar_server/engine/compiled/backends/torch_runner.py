@@ -39,11 +39,11 @@ class TorchRunner:
         self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()
     ) -> Mapping[str, torch.Tensor]:
         """Run one pass; the values are the caller's own."""
-        given = [self._taken(argument) for argument in arguments]
+        args, kwargs = self._recipe.called([self._taken(argument) for argument in arguments])
         collector = Collector()
         passing = self._replica.passing()
         with passing as tree, torch.inference_mode(), TapSession(tree, self._recipe.targets, collector):
-            tree(*given)
+            tree(*args, **kwargs)
         return {name: self._returned(collector.values[name]) for name in self._recipe.names}
 
     def _taken(self, argument: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trocar_server.models.nested_names import flattened, nested, parse_name
+from trocar_server.nested_names import flattened, nested, parse_name
 
 KEYS = st.text(st.characters(codec="utf-8"), max_size=4)
 TREES = st.recursive(
