@@ -81,6 +81,18 @@ def test_paths(client: trocar.Client, pair: tuple[str, nn.Module]) -> None:
     same(found.values, layer.attribute(leaf(), target=target(model), n_steps=5))
 
 
+@pytest.mark.parametrize("method", ["integrated_gradients", "saliency", "smoothgrad"])
+def test_scores_are_of_the_class_that_was_asked_for(
+    client: trocar.Client, pair: tuple[str, nn.Module], method: str
+) -> None:
+    name, model = pair
+    options: dict[str, Any] = {"steps": 2, "delta": True} if method == "integrated_gradients" else {}
+    found = client.attribute(name, X, method, of=trocar.logit(3), **options)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(X))[:, 3].numpy()
+    np.testing.assert_allclose(np.asarray(found.scores), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:Setting backward hooks on ReLU:UserWarning")
 def test_guided_backprop(client: trocar.Client, pair: tuple[str, nn.Module]) -> None:
     name, model = pair
