@@ -68,7 +68,6 @@ def _is_view_of_one(_: str, difference: Difference) -> bool:
     return "INPUT_REJECTED" in difference.text and "one way" in difference.text
 
 
-LEFT_PADDED = "texts-gpt2"
 _COUNT = {"stats": ["count", "mean"], "over": "sample", "values": False}
 KNOWN = [
     Known(
@@ -135,14 +134,6 @@ KNOWN = [
         ("alone",),
         _is_view_of_one,
         ("tuple", trocar.tap("body.2", index=np.s_[:, ..., 0], cast="float16")),
-    ),
-    Known(
-        "padding on the left",
-        40,
-        "GPT-2's absolute positions are not moved for texts that the server pads on the left",
-        ("alone",),
-        lambda family, _: family == LEFT_PADDED,
-        None,
     ),
     Known(
         "texts and images together",

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from tests.relations.known import LEFT_PADDED, unexpected
+from tests.relations.known import unexpected
 from tests.relations.processed import KINDS, PROCESSED_RELATIONS, ProcessedHosts, hosted_kinds
 from tests.relations.test_relations import COUNT, SEED
 
 CASES = COUNT or 1
-NAMES = tuple(KINDS) if COUNT else ("texts-bert", LEFT_PADDED, "pictures", "sound")
+NAMES = tuple(KINDS) if COUNT else ("texts-bert", "texts-gpt2", "pictures", "sound")
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,3 @@ def test_prepared_inputs_in_two_ways_have_one_answer(hosts: ProcessedHosts, name
         if texts:
             wrong.append((number, texts))
     assert not wrong
-
-
-def test_padding_on_the_left_is_still_wrong_for_absolute_positions(hosts: ProcessedHosts) -> None:
-    cases = (PROCESSED_RELATIONS["alone"](hosts, LEFT_PADDED, Random(number)) for number in range(8))
-    assert any(outcome.comparison.differences for outcome in cases), "mended: remove its line from known.py"

@@ -17,6 +17,12 @@ from trocar_server.models.preprocessing import Preprocessor
 from trocar_server.models.pristine import Pristine
 from trocar_server.models.spec import ModelSpec
 
+_OWN_POSITIONS = (
+    *("create_position_ids_from_input_ids", "build_alibi_tensor", "get_rope_index"),
+    "relative_attention_bias",
+)
+"""Attributes of models of transformers: positions from ids or mask, and those relative to other tokens."""
+
 ExampleArguments = tuple[Tensor | list[Tensor], ...]
 """Positional arguments of one pass."""
 
@@ -103,6 +109,11 @@ class HostedModel:
             return self.bind(unnamed)
         except ServiceError:  # the pass on it then says what is wrong
             return unnamed
+
+    @cached_property
+    def computes_positions(self) -> bool:
+        """Whether padding before a text moves no position: it computes them itself, or relative ones."""
+        return any(hasattr(part, own) for part in self.module.modules() for own in _OWN_POSITIONS)
 
     @cached_property
     def takes_list(self) -> bool:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ _DTYPES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _MOST_DESCRIBED_BYTES_A_TOKEN = 256
 
 
+LeftPadding: TypeAlias = Literal["nothing", "positions", "right"]
+"""Nothing more; the positions of tokens; or padding on the right in place of it."""
+
+
 @dataclass(frozen=True)
 class Takes:
     """What a model takes of its processor.
@@ -36,6 +40,7 @@ class Takes:
         token_count: The most tokens of one sample, None where the model does not tell.
         padded_tokens: Tokens that every text is padded to at least; 0 for the longest of its batch.
         version: Of the files in the folder, see `HostedModel.processor_version`.
+        left_padding: What texts need to be padded on the left; see Note: [Padding on the left].
     """
 
     folder: Path
@@ -43,6 +48,7 @@ class Takes:
     token_count: int | None
     padded_tokens: int = 0
     version: str = ""
+    left_padding: LeftPadding = "nothing"
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Lim
         **asdict(given.options),
         "model_tokens": takes.token_count,
         "padded_tokens": takes.padded_tokens,
+        "left_padding": takes.left_padding,
         "most_tokens": limits.max_tokens,
         "most_characters": limits.max_text_characters,
     }

@@ -51,10 +51,14 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     lengths = [len(each["input_ids"]) for each in encoded]
     padded_length = max(*lengths, head["padded_tokens"])
     check_tokens(lengths, head["padded_tokens"], head["most_tokens"])
-    pads_left = tokenizer.pad_token_id is not None and tokenizer.padding_side == "left"
+    may_pad_left = tokenizer.pad_token_id is not None and head["left_padding"] != "right"
+    pads_left = may_pad_left and tokenizer.padding_side == "left"
     names = [name for name in _names(tokenizer, encoded) if head["names"] is None or name in head["names"]]
-    check_text_bytes(lengths, padded_length, len(names), head["most_bytes"])
+    has_positions = pads_left and head["left_padding"] == "positions" and min(lengths) < padded_length
+    check_text_bytes(lengths, padded_length, len(names) + has_positions, head["most_bytes"])
     arrays = {name: _padded(tokenizer, name, encoded, padded_length, pads_left=pads_left) for name in names}
+    if has_positions:
+        arrays["position_ids"] = _positions(lengths, padded_length)
     samples = [_described(tokenizer, each) for each in encoded]
     return {"arrays": arrays, "samples": samples, "padded_length": padded_length, "pads_left": pads_left}
 
@@ -296,6 +300,12 @@ def _padded(
         own = each[name]
         row[padded_length - len(own) if pads_left else 0 :][: len(own)] = own
     return values
+
+
+def _positions(lengths: Sequence[int], padded_length: int) -> Any:
+    """Return each token's place in its own text that is padded on the left; 0 for padding."""
+    first = padded_length - np.asarray(lengths, np.int64)[:, None]
+    return np.maximum(np.arange(padded_length, dtype=np.int64) - first, 0)
 
 
 def _fill(tokenizer: Any, name: str) -> int:

@@ -45,6 +45,7 @@ def server(folder: Path, bare: Path) -> Iterator[RunningServer]:
     models = {
         "bert": custom("bert", (4,), folder),
         "gpt": custom("gpt", (4,), bare),
+        "unplaced": custom("unplaced_gpt", (4,), bare),
         "minilm": custom("minilm", (4,), text_models.minilm_folder()),
         "untold": custom("bert", (4,)),
     }
@@ -101,16 +102,27 @@ def test_values_without_padding_are_those_of_each_length(client: Client) -> None
     assert np.array_equal(maps.samples(LAYER)[2], maps[LAYER][2, :3])
 
 
-def test_padding_on_the_left_is_left_out_too(client: Client, bare: Path) -> None:
+def test_texts_padded_on_the_left_have_the_positions_of_their_own_tokens(client: Client, bare: Path) -> None:
     layer = "model.h.1"
     maps = client.extract("gpt", TEXTS, [layer])
     tokenizer = AutoTokenizer.from_pretrained(str(bare))
-    encoding = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    encoding = text_models.placed(tokenizer, tokenizer(TEXTS, padding=True, return_tensors="pt"))
     encoding.pop("token_type_ids")
     assert maps.tokens.pads_left
-    assert maps.tokens.arguments == ("input_ids", "attention_mask")
+    assert maps.tokens.arguments == ("input_ids", "attention_mask", "position_ids")
     assert np.array_equal(maps[layer], hooked(text_models.gpt(), layer, encoding))
     assert np.array_equal(maps.samples(layer)[2], maps[layer][2, -3:])
+
+
+@pytest.mark.parametrize("model", ["gpt", "unplaced"])
+def test_a_tokenizer_that_pads_on_the_left_moves_no_token(client: Client, model: str) -> None:
+    layer = "model.h.1"
+    maps = client.extract(model, TEXTS, [layer])
+    assert maps.tokens.pads_left == (model == "gpt")
+    for text, found in zip(TEXTS, maps.samples(layer), strict=True):
+        alone = client.extract(model, text, [layer])
+        assert alone.tokens.arguments == ("input_ids", "attention_mask")
+        np.testing.assert_allclose(found, alone[layer][0], rtol=1e-4, atol=1e-6)
 
 
 def test_pairs_have_two_segments(client: Client, folder: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import trocar
-from tests.support.models.text_models import WORDS, save_text_classifier, save_tokenizer
+from tests.support.models.text_models import WORDS, placed, save_text_classifier, save_tokenizer
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar.errors import TargetRejectedError, TrainerInvalidError
 
@@ -103,7 +103,7 @@ class Plain:
         torch.manual_seed(SEED)  # dropout's
 
     def step(self, labels: Any) -> float:
-        encoding = self.tokenizer(TEXTS, padding=True, return_tensors="pt")
+        encoding = placed(self.tokenizer, self.tokenizer(TEXTS, padding=True, return_tensors="pt"))
         # A cache joins keys into other layouts, which changes the last bits of attention with dropout.
         output = self.model(**encoding, use_cache=False)
         if self.of == "sentence":
@@ -151,7 +151,8 @@ def test_a_classifier_of_texts_gets_a_new_head(client: trocar.Client) -> None:
 def paired_loss(folder: Path, texts: list[str]) -> float:
     """MultipleNegativesRankingLoss of sentence vectors, in eval mode: pairs are the halves."""
     load: Any = AutoTokenizer.from_pretrained
-    encoding = load(folder)(texts, padding=True, return_tensors="pt")
+    tokenizer = load(folder)
+    encoding = placed(tokenizer, tokenizer(texts, padding=True, return_tensors="pt"))
     model: Any = BertModel.from_pretrained(folder, attn_implementation="sdpa")
     with torch.no_grad():
         output = model.eval()(**encoding)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import trocar
-from tests.support.models.text_models import save_text_classifier, save_tokenizer, save_whisper
+from tests.support.models.text_models import placed, save_text_classifier, save_tokenizer, save_whisper
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar.errors import InputRejectedError, NoPreprocessingError, RequestTooLargeError, TargetRejectedError
 
@@ -76,7 +76,7 @@ def encoded(folder: Path, samples: list[Any]) -> Any:
         return tokenizer.pad({"input_ids": samples}, return_tensors="pt")
     if isinstance(samples[0], tuple):
         return tokenizer(*map(list, zip(*samples, strict=True)), padding=True, return_tensors="pt")
-    return tokenizer(samples, padding=True, return_tensors="pt")
+    return placed(tokenizer, tokenizer(samples, padding=True, return_tensors="pt"))
 
 
 def plain(kind: Any, folder: Path) -> Any:

@@ -99,7 +99,8 @@ def plain_loss(
 ) -> float:
     """Return the loss of transformers and torch alone."""
     load: Any = AutoTokenizer.from_pretrained
-    encoding = load(folder)(samples, padding=True, return_tensors="pt", **options)
+    tokenizer = load(folder)
+    encoding = text_models.placed(tokenizer, tokenizer(samples, padding=True, return_tensors="pt", **options))
     model: Any = BertForTokenClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         logits = model(**encoding).logits

@@ -138,8 +138,8 @@ def bert() -> nn.Module:
     return _Exampled(BertModel(_bert_config())).eval()
 
 
-class Gpt(_Exampled):
-    """A GPT-2 of two layers, which takes no token types."""
+class UnplacedGpt(_Exampled):
+    """A GPT-2 of two layers, which takes neither token types nor positions."""
 
     def forward(  # type: ignore[override]  # fewer arguments, which is the point
         self,
@@ -150,11 +150,41 @@ class Gpt(_Exampled):
         return super().forward(example, input_ids, attention_mask)
 
 
+class Gpt(_Exampled):
+    """A GPT-2 of two layers, which takes no token types."""
+
+    def forward(
+        self,
+        example: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> Any:
+        if position_ids is None:
+            return super().forward(example, input_ids, attention_mask)
+        return self.model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids
+        ).last_hidden_state
+
+
 def gpt() -> nn.Module:
     """Build a GPT-2 of two layers."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=15, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     return Gpt(GPT2Model(config)).eval()
+
+
+def unplaced_gpt() -> nn.Module:
+    """Build the same GPT-2 in a model that takes no positions."""
+    return UnplacedGpt(gpt().get_submodule("model")).eval()
+
+
+def placed(tokenizer: Any, encoding: Any) -> Any:
+    """Return an encoding with positions where it is padded on the left: those of transformers' generation."""
+    mask = encoding["attention_mask"]
+    if tokenizer.padding_side == "left" and not mask.all():
+        encoding["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return encoding
 
 
 def long_bert() -> nn.Module:

@@ -31,6 +31,7 @@ def test_twenty_text_models_in_turn_load_each_tokenizer_once(
         "names": None,
         "model_tokens": None,
         "padded_tokens": 0,
+        "left_padding": "nothing",
         "most_tokens": 100,
         "most_characters": 100,
         "most_bytes": 1 << 20,

@@ -6,6 +6,12 @@ Belongs to one event loop.
 Tokenizers, chat templates and feature extractors come with the model, and their regular expressions and
 templates may take forever on some text. So they run in worker processes, as decoders of images do: a
 deadline, a cancellation, a stop or `max_processing_s` kills them.
+
+# Note: [Padding on the left]
+A tokenizer may pad on the left, as those of decoders do. A model with absolute positions then counts the
+padding, unless it gets positions. So it gets those of transformers' own generation where its forward takes
+them; some models compute them themselves, from the ids or the mask. The texts of all others are padded on the
+right, where no token's position moves. Arrays are used as sent.
 """
 
 import asyncio
@@ -30,6 +36,7 @@ from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
 from trocar_server.processing.exchange import (
+    LeftPadding,
     Made,
     Takes,
     extract_features,
@@ -63,6 +70,7 @@ _IMAGE_TEXT_PROCESSES = 1
 _QUANTUM = 1 << 16
 _FOLDERS_KEPT = 256
 _SMALL_CHARACTERS = 1 << 14
+_POSITIONS = "position_ids"
 
 
 _Described: TypeAlias = tuple[bytes, dict[str, Any]]
@@ -156,6 +164,8 @@ class Processor:
         room: Room,
     ) -> Processed:
         takes = _takes(hosted, unprocessed)
+        if any(entry.name == _POSITIONS for entry in inputs):
+            takes = replace(takes, left_padding="nothing")  # the caller knows better
         digest, settings = await self._described(takes)
         rest, found = list(inputs), list(_of_others(unprocessed, payloads))
         described: list[ProcessedInput] = []
@@ -384,7 +394,15 @@ def _taken(hosted: HostedModel, prefix: str = "") -> Takes:
     # SigLIP was trained on texts of one length and takes the vector of the last token, padding or not.
     is_of_one_length = str(getattr(config, "model_type", "")).startswith("siglip")
     padded = most if is_of_one_length and most is not None else 0
-    return Takes(folder, _argument_names(hosted, prefix), most, padded, hosted.processor_version)
+    names = _argument_names(hosted, prefix)
+    return Takes(folder, names, most, padded, hosted.processor_version, _left_padding(hosted, prefix, names))
+
+
+def _left_padding(hosted: HostedModel, prefix: str, names: frozenset[str] | None) -> LeftPadding:
+    """Return what texts that a tokenizer pads on the left need. See Note: [Padding on the left]."""
+    if hosted.computes_positions:
+        return "nothing"
+    return "positions" if names is not None and _POSITIONS in names and not prefix else "right"
 
 
 def _argument_names(hosted: HostedModel, prefix: str) -> frozenset[str] | None:
