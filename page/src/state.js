@@ -231,7 +231,7 @@ export async function extract(modelId, given, request, own) {
   const reply = await api.extract(modelId, given, request, own);
   const { preprocessing } = models.value.find((one) => one.modelId === modelId) ?? {};
   for (const { map, tensor } of reply.maps) {
-    if (tensor && map.port !== "pattern") tensor.channelDim = channelDimOf(tensor.shape, preprocessing);
+    if (tensor && map.port !== "pattern") tensor.channelDim = channelDimOf({ shape: tensor.shape, axes: map.axes }, preprocessing);
   }
   return reply;
 }

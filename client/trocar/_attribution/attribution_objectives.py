@@ -93,7 +93,7 @@ def scores(
 
     Args:
         objective: Of class scores alone.
-        values: Values at each of `score_selectors`, for the batch.
+        values: Values at each of `score_selectors`, for the batch; classes are the last dimension.
         positions: Which of the objective's samples each sample of the batch is.
         samples: Number of samples of the objective.
 
@@ -146,7 +146,7 @@ def _class_scores(value: Array, classes: Array, kind: pb.ClassScoreKind.ValueTyp
     """Return the score of each sample's class; positions are summed."""
     if value.ndim < 2 or len(value) != len(classes):
         raise ValueError(f"a value of shape {value.shape} has no classes for {len(classes)} samples")
-    rows = np.moveaxis(value, -1 if value.ndim == 3 else 1, -1).astype(np.float64)
+    rows = value.astype(np.float64)
     if classes.size and not 0 <= classes.min() <= classes.max() < rows.shape[-1]:
         raise ValueError(f"there are {rows.shape[-1]} classes; asked for {classes.min()} to {classes.max()}")
     rows = _KINDS[kind](rows).reshape(len(value), -1, rows.shape[-1])

@@ -6,13 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trocar._attribution import attribution_objectives
 from trocar._request.taps import Tap, tap
+from trocar._result.feature_maps import FeatureMaps
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
     from trocar._base.tensors import Array
     from trocar._request.objectives import Objective
+
+_TOKENS = 3
+"""The rank of (batch, tokens, classes), where the reply does not say what dimensions mean."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,21 @@ class AttributionRequest:
         selectors = attribution_objectives.score_selectors(self.of)
         if selectors is None:
             return None
-        values = {selector: maps[_alias(index)] for index, selector in enumerate(selectors)}
+        values = {selector: _classes_last(maps, _alias(index)) for index, selector in enumerate(selectors)}
         positions = self._positions(group or slice(0, self.samples), copies)
         return attribution_objectives.scores(self.of, values, positions, self.samples)
 
     def _positions(self, group: slice, copies: int) -> list[int]:
         return list(range(group.start, group.stop)) * copies
+
+
+def _classes_last(maps: Mapping[str, Array], name: str) -> Array:
+    """Return a value with its classes in the last dimension, by what the reply says of its dimensions."""
+    value = maps[name]
+    dim = maps.info[name].channel_dim if isinstance(maps, FeatureMaps) else None
+    if dim is None:
+        dim = -1 if value.ndim == _TOKENS else min(1, value.ndim - 1)
+    return np.moveaxis(value, dim, -1)
 
 
 def _alias(index: int) -> str:

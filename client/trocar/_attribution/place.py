@@ -59,6 +59,11 @@ class Value(Protocol):
         """Size of each dimension."""
         ...
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What each dimension means; empty where nothing is known."""
+        ...
+
 
 @dataclass(frozen=True)
 class Place:
@@ -110,7 +115,7 @@ def default_place(values: Sequence[Value], input_shape: tuple[int, ...]) -> Plac
         return Place(tokens[-1].name, grid=_grid_of(tokens[-1], grids, input_shape))
     if not maps:
         raise ValueError(_no_place([value for value in outside if len(value.shape) > 2]))
-    return Place(maps[-1].name, -1 if _is_channels_last(maps[-1].shape, input_shape) else None)
+    return Place(maps[-1].name, -1 if _is_channels_last(maps[-1], input_shape) else None)
 
 
 def _counts(value: Value, attention: Sequence[str]) -> bool:
@@ -143,17 +148,20 @@ def _has_positions(value: Value, input_shape: tuple[int, ...]) -> bool:
     """Whether a value has height and width of more than one position, and no more than the input."""
     if len(value.shape) != 4 or len(input_shape) != 4 or value.shape[0] != input_shape[0]:
         return False
-    height, width = _positions(value.shape, input_shape)
+    height, width = _positions(value, input_shape)
     return min(height, width) > 1 and height <= input_shape[2] and width <= input_shape[3]
 
 
-def _positions(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> tuple[int, int]:
-    return (shape[1], shape[2]) if _is_channels_last(shape, input_shape) else (shape[2], shape[3])
+def _positions(value: Value, input_shape: tuple[int, ...]) -> tuple[int, int]:
+    shape = value.shape
+    return (shape[1], shape[2]) if _is_channels_last(value, input_shape) else (shape[2], shape[3])
 
 
-def _is_channels_last(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> bool:
-    """Whether the middle dimensions have the proportions of the input, and the last two have not."""
-    size = (input_shape[2], input_shape[3])
+def _is_channels_last(value: Value, input_shape: tuple[int, ...]) -> bool:
+    """Whether the channels come last; where that is not known, the proportions of the input tell."""
+    if value.axes.count("channels") == 1:
+        return value.axes[-1] == "channels"
+    shape, size = value.shape, (input_shape[2], input_shape[3])
     return _is_reduced((shape[1], shape[2]), size) and not _is_reduced((shape[2], shape[3]), size)
 
 
@@ -167,7 +175,7 @@ def _is_reduced(positions: tuple[int, int], size: tuple[int, int]) -> bool:
 
 def _grids(maps: Sequence[Value], input_shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return height and width of the maps, the last first: of a ViT its patches."""
-    return [_positions(value.shape, input_shape) for value in reversed(maps)]
+    return [_positions(value, input_shape) for value in reversed(maps)]
 
 
 def _grid_of(

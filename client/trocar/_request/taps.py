@@ -154,7 +154,7 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         over: Compute statistics over "all" elements for one number, or per "channel" or "sample" for an array
             of numbers.
         channel_dim: The channel dimension of the value before reductions; negative counts from the end. By
-            default the last of a tensor of rank 3, (batch, tokens, width), otherwise 1.
+            default where the model has them; where that is not known, the last of rank 3, otherwise 1.
         samples: Which samples of the batch; short for a first `trocar.samples(...)`.
         channels: Which channels; short for a `trocar.channels(...)` after the samples.
         tokens: Which tokens; short for a `trocar.tokens(...)` after the channels: positions, "cls", "last",

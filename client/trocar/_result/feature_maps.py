@@ -74,6 +74,16 @@ class FeatureMapInfo:
     token_positions: tuple[tuple[int, ...], ...] = ()
     """Of `tokens=` as spans or roles: which tokens of each sample of the batch were chosen, without padding;
     `maps.tokens.samples[i].tokens[position]` spells them."""
+    axes: tuple[str, ...] = ()
+    """What each dimension means: "batch", "channels", "heads", or the name of an axis of the model's inputs,
+    as "tokens" or "height"; with "*" between them where several are one dimension; "" for a dimension of
+    constants, "?" where it is not known. Empty where nothing is known, for companions, and after
+    reductions."""
+
+    @property
+    def channel_dim(self) -> int | None:
+        """The dimension of the channels; None where that is not known, or there are several."""
+        return self.axes.index("channels") if self.axes.count("channels") == 1 else None
 
     @property
     def is_gradient(self) -> bool:

@@ -185,12 +185,21 @@ def _cam(
 ) -> Attribution:
     maps, found = _one_pass(extraction, request, found, taps_at(found.at, True))
     value, gradient = (
-        cam.channels_first(maps[name], options.channel_dim, options.grid) for name in (VALUE, GRADIENT)
+        cam.channels_first(maps[name], _channel_dim(maps, options), options.grid)
+        for name in (VALUE, GRADIENT)
     )
     is_plus_plus = isinstance(options, methods.GradCamPlusPlus)
     combine = cam.grad_cam_plus_plus if is_plus_plus else cam.grad_cam
     values = compute(combine, value, gradient)
     return replace(found, values=values.astype(np.float32), is_map=True)
+
+
+def _channel_dim(maps: FeatureMaps, options: methods.GradCam) -> int | None:
+    """Return the dimension of the channels; None for tokens, which become positions by a grid."""
+    axes = maps.info[VALUE].axes
+    if options.channel_dim is not None or options.grid is not None or "tokens" in axes:
+        return options.channel_dim
+    return maps.info[VALUE].channel_dim
 
 
 def _one_pass(

@@ -200,6 +200,7 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         companion_of=message.companion_of,
         cast=_cast(message.cast) if message.HasField("cast") else None,
         token_positions=tuple(map(_positions, message.token_positions)),
+        axes=tuple(message.axes),
     )
 
 
@@ -266,10 +267,14 @@ def statistics(
 
 def _group_count(message: extraction_pb2.FeatureMap) -> int:
     shape = message.tensor.shape
-    dim = message.channel_dim if message.HasField("channel_dim") else 0
+    dim = message.channel_dim if message.HasField("channel_dim") else _samples_dim(message)
     if not 0 <= dim < len(shape):
         raise ValueError(f"a tensor of {len(shape)} dimensions has no dimension {dim}")
     return shape[dim]
+
+
+def _samples_dim(message: extraction_pb2.FeatureMap) -> int:
+    return next((dim for dim, name in enumerate(message.axes) if name in ("batch", "images")), 0)
 
 
 def _statistic(name: str, entry: statistics_pb2.StatisticResult, groups: int | None) -> AnyStatistic:

@@ -4,7 +4,7 @@
 const MOST_OTHER_TOKENS = 8;
 
 /**
- * @param values `{name, path, type, pick, shape}` of every call of every module, as the calls end
+ * @param values `{name, path, type, pick, shape, axes}` of every call of every module, as the calls end
  * @param inputShape of the model's input, (batch, channels, height, width)
  * @returns `{at, channelDim, grid}`; `channelDim` and `grid` are null for the usual ones
  */
@@ -13,25 +13,33 @@ export function defaultPlace(values, inputShape) {
     .filter(([path, type]) => path && type.includes("attention") && !type.includes("pool")).map(([path]) => path);
   const outside = values.filter((value) => counts(value, attention));
   const maps = outside.filter((value) => hasPositions(value, inputShape));
-  const grids = maps.map((value) => positions(value.shape, inputShape)).reverse();
+  const grids = maps.map((value) => positions(value, inputShape)).reverse();
   const tokens = beforeLastAttention(outside, values, attention).filter((value) => gridOf(value, grids, inputShape));
   const [lastMap, lastTokens] = [maps.at(-1), tokens.at(-1)];
   if (lastTokens && (!lastMap || outside.indexOf(lastTokens) > outside.indexOf(lastMap))) {
     return { at: lastTokens.name, channelDim: null, grid: gridOf(lastTokens, grids, inputShape) };
   }
   if (!lastMap) throw new RangeError("No module's output has height and width before a pooling. Choose a module.");
-  return { at: lastMap.name, channelDim: isChannelsLast(lastMap.shape, inputShape) ? -1 : null, grid: null };
+  return { at: lastMap.name, channelDim: isChannelsLast(lastMap, inputShape) ? -1 : null, grid: null };
 }
 
 /**
  * The dimension of a value's channels: -1 for (batch, height, width, channels), as of Swin; null for the usual one.
+ * @param value `{shape, axes}`; `axes` as a reply says them, empty where nothing is known
  * @param preprocessing of the model, whose crop or fixed size is that of its images; null where it is not known
  */
-export function channelDimOf(shape, preprocessing) {
+export function channelDimOf(value, preprocessing) {
+  const known = channelsByAxes(value);
+  if (known !== null) return value.shape.length === 4 && known === 3 ? -1 : null;
   const size = preprocessing?.crop.length ? preprocessing.crop : preprocessing?.resize;
   if (size?.length !== 2) return null;
   const inputShape = [1, 3, ...size];
-  return hasPositions({ shape }, inputShape) && isChannelsLast(shape, inputShape) ? -1 : null;
+  return hasPositions(value, inputShape) && isChannelsLast(value, inputShape) ? -1 : null;
+}
+
+/** The dimension of the channels as a reply says it; null where it does not. */
+function channelsByAxes({ axes = [] }) {
+  return axes.filter((name) => name === "channels").length === 1 ? axes.indexOf("channels") : null;
 }
 
 const isWithin = (path, ancestor) => path === ancestor || path.startsWith(`${ancestor}.`);
@@ -46,15 +54,21 @@ function beforeLastAttention(outside, values, attention) {
   return outside.filter((value) => earlier.has(value));
 }
 
-function hasPositions({ shape }, inputShape) {
+function hasPositions(value, inputShape) {
+  const { shape } = value;
   if (shape.length !== 4 || inputShape.length !== 4 || shape[0] !== inputShape[0]) return false;
-  const [height, width] = positions(shape, inputShape);
+  const [height, width] = positions(value, inputShape);
   return Math.min(height, width) > 1 && height <= inputShape[2] && width <= inputShape[3];
 }
 
-const positions = (shape, inputShape) => (isChannelsLast(shape, inputShape) ? shape.slice(1, 3) : shape.slice(2, 4));
+const positions = (value, inputShape) =>
+  isChannelsLast(value, inputShape) ? value.shape.slice(1, 3) : value.shape.slice(2, 4);
 
-function isChannelsLast(shape, inputShape) {
+/** Whether the channels come last; where no reply says it, the proportions of the input tell. */
+function isChannelsLast(value, inputShape) {
+  const known = channelsByAxes(value);
+  if (known !== null) return known === 3;
+  const { shape } = value;
   const size = inputShape.slice(2, 4);
   return isReduced(shape.slice(1, 3), size) && !isReduced(shape.slice(2, 4), size);
 }

@@ -1050,6 +1050,7 @@ class FeatureMap(_message.Message):
     COMPANION_OF_FIELD_NUMBER: _builtins.int
     CAST_FIELD_NUMBER: _builtins.int
     TOKEN_POSITIONS_FIELD_NUMBER: _builtins.int
+    AXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The alias, or the selector of exactly this value. Unique in the reply."""
     path: _builtins.str
@@ -1090,6 +1091,14 @@ class FeatureMap(_message.Message):
     def token_positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenPositions]:
         """With a `SpanReduction`: the chosen tokens of each sample of the batch."""
 
+    @_builtins.property
+    def axes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each dimension means: `batch`, `channels`, `heads`, or the name of an axis of the model's inputs such as
+        `tokens`, `height` or `frames`; several with `*` between them where they are one dimension; empty for a
+        dimension of constants, `?` where it is not known. Empty as a whole where nothing is known of the value, for
+        companions, and where reductions have changed it.
+        """
+
     def __init__(
         self,
         *,
@@ -1108,10 +1117,11 @@ class FeatureMap(_message.Message):
         companion_of: _builtins.str = ...,
         cast: _reduction_pb2.CastResult | None = ...,
         token_positions: _abc.Iterable[Global___TokenPositions] | None = ...,
+        axes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "cast", b"cast", "channel_dim", b"channel_dim", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_positions", b"token_positions", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "axes", b"axes", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_positions", b"token_positions", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015

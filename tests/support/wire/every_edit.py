@@ -92,7 +92,7 @@ Operation = tuple[Callable[[tuple[int, ...]], dict[str, Any]], Callable[..., tor
 
 
 def channel_dim(rank: int) -> int:
-    """Return which dimension holds the channels by default."""
+    """Return which dimension is that of the channels in these cases, whatever the model says."""
     return {1: 0, 3: 2}.get(rank, 1)
 
 
@@ -161,6 +161,7 @@ OPERATIONS: dict[str, Operation] = {
     "nan_to_num": (lambda _: {}, torch.nan_to_num),
 }
 
+_OF_CHANNELS = ("steer", "project_out", "project_onto", "top_k")
 _ANYWHERE = ("set", "zero", "add", "scale", "affine", "clamp", "noise", "cast", "dropout", "nan_to_num")
 """What works on floats of any shape."""
 
@@ -301,6 +302,8 @@ def outcome(
 ) -> str:
     """Return how one edit went: "equal", "refused: ..." where that is right, or what is wrong."""
     options = OPERATIONS[operation][0](place.shape)
+    if operation in _OF_CHANNELS and place.shape:
+        options["channel_dim"] = channel_dim(len(place.shape))
     edit = trocar.edit(place.name, operation, **options)
     sources = {"other": other} if operation == "swap" else None
     try:

@@ -1,6 +1,6 @@
 """Model arguments from the bytes of a call. Tensors are made on the owner thread."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -33,6 +33,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import Family, HostedModel
 from trocar_server.models.image_rules import Size
 from trocar_server.models.preprocessing import too_many, too_many_padded
+from trocar_server.nested_names import flattened
 from trocar_server.surgery import PassGuard
 from trocar_server.tensors.reductions import dtype_name
 
@@ -185,6 +186,14 @@ def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signatu
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         found.append(TensorSignature(name, tensors[0].dtype, shapes, is_list=isinstance(argument, list)))
     return tuple(found)
+
+
+def signature_of_called(
+    hosted: HostedModel, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Signature:
+    """Return the signature of the arguments of a forward; structures among them are taken apart."""
+    names = (*hosted.bind(("",) * len(args)), *kwargs)
+    return signature_of(*flattened(names, (*args, *kwargs.values())))
 
 
 async def decode_images(

@@ -304,9 +304,10 @@ def _score(
         raise ValueMissingError(missing)
     chosen = [values[target.name] for target in scoring.values]
     padding = Padding.of(arguments) if scoring.objective.has_reductions else NO_PADDING
-    masks = [padding.of_value(target.name, values[target.name]) for target in scoring.values]
+    layouts = [target.layout for target in scoring.values]
+    masks = [padding.of_value(target.name, values[target.name], target.layout) for target in scoring.values]
     return objective_value(
-        scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, masks
+        scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, masks, layouts
     )
 
 

@@ -22,14 +22,16 @@ from trocar_server.engine.request.objective import (
     ValueScore,
 )
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.surgery.axes.layout import Layout
 from trocar_server.tensors.losses import LOSSES
 from trocar_server.tensors.reductions import reduce_value
+from trocar_server.tensors.stats.statistic import default_channel_dim
 
 GradientOf = Callable[[torch.Tensor, str], torch.Tensor]
 """Returns the differentiable gradient of a number with respect to the value of this name."""
 
-Scored = tuple[torch.Tensor, torch.Tensor | None]
-"""A value and its mask of padding, None without padding. See Note: [Padding]."""
+Scored = tuple[torch.Tensor, torch.Tensor | None, Layout | None]
+"""A value, its mask of padding, None without padding, and its layout, None where that is not known."""
 
 IGNORED_LABEL = -100
 """The label that `cross_entropy` and `nll_loss` ignore."""
@@ -42,6 +44,7 @@ def objective_value(
     anchors: Sequence[str] = (),
     gradient: GradientOf | None = None,
     masks: Sequence[torch.Tensor | None] | None = None,
+    layouts: Sequence[Layout | None] | None = None,
 ) -> torch.Tensor:
     """Return the number of an objective.
 
@@ -53,11 +56,13 @@ def objective_value(
         gradient: Computes the penalties' gradients.
         masks: For each value, its mask of padding, None without padding; None if no value has one. See
             Note: [Padding].
+        layouts: For each value, its layout, None where that is not known; None if no value has one.
 
     Raises:
         ServiceError: `OBJECTIVE_OUT_OF_RANGE` or `OBJECTIVE_REJECTED`.
     """
-    scored = zip(values, [None] * len(values) if masks is None else masks, strict=True)
+    nothing = [None] * len(values)
+    scored = zip(values, masks or nothing, layouts or nothing, strict=True)
     return _sum(objective, scored, iter(labels), iter(anchors), gradient)
 
 
@@ -90,20 +95,23 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 def _score(score: Score, scored: Scored, labels: Iterator[torch.Tensor]) -> torch.Tensor:
     value = _wide(scored[0])
     if isinstance(score, ClassScore):
-        return _class_score(score, value)
+        return _class_score(score, value, scored[2])
     if isinstance(score, ValueScore):
-        return _value_score(score, value, scored[1])
+        return _value_score(score, value, *scored[1:])
     assert isinstance(score, Loss)
     return _loss(score, value, next(labels))
 
 
-def _class_score(score: ClassScore, value: torch.Tensor) -> torch.Tensor:
+def _class_score(score: ClassScore, value: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     if value.dim() < 2:
         raise _rejected(
             "class scores need a dimension after that of the samples; the value has shape "
             f"{tuple(value.shape)}"
         )
-    dim = value.dim() - 1 if value.dim() == 3 else 1
+    known = None if layout is None else layout.channels
+    dim = default_channel_dim(value.dim()) if known is None else known
+    if dim == 0 or (layout is not None and layout.batch not in (0, None)):
+        raise _rejected("class scores need samples in the first dimension and classes in another one")
     batch, count = value.shape[0], value.shape[dim]
     check_classes(score.classes, batch, count)
     if score.kind is ScoreKind.PROBABILITY:
@@ -130,9 +138,14 @@ def check_classes(classes: Sequence[int], batch: int, count: int) -> None:
         raise _out_of_range(wrong, count)
 
 
-def _value_score(score: ValueScore, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _value_score(
+    score: ValueScore, value: torch.Tensor, mask: torch.Tensor | None, layout: Layout | None
+) -> torch.Tensor:
     if score.reductions:
-        reduced = reduce_value(value, score.reductions, score.channel_dim, mask=mask)
+        channels, samples = score.channel_dim, 0
+        if layout is not None:
+            channels, samples = layout.channels if channels is None else channels, layout.batch or 0
+        reduced = reduce_value(value, score.reductions, channels, mask=mask, samples_dim=samples)
         # Padding that reductions leave in the value counts, as it does without them; filling is no element.
         is_filled = reduced.mask is not None and reduced.is_filled
         value = reduced.value[reduced.mask] if is_filled else reduced.value

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.execute.arguments import input_advice, signature_of_batch
+from trocar_server.engine.execute.arguments import input_advice, signature_of_batch, signature_of_called
 from trocar_server.engine.host.gradient_meta_pass import run_meta_pass
+from trocar_server.engine.host.layouts import ModelLayouts
 from trocar_server.engine.host.predictions import Predictions
 from trocar_server.engine.host.recordings import (
     Called,
@@ -121,6 +122,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.predictions = Predictions(self.recorder)
+        self.layouts = ModelLayouts(self.recorder)
         self.pool.pace = Pace(self.example.work)
 
     @property
@@ -172,6 +174,7 @@ class Deployment:
         if found is None or kinds - found.kinds:
             found = self.predictions.find(signature, kinds)
             if found is not None:
+                found = replace(found, layouts=self.layouts.find(signature))
                 self._keep_recording(signature, found)
         return found
 
@@ -213,6 +216,10 @@ class Deployment:
             if len(self._recordings) > _RECORDINGS_KEPT:
                 self._recordings.popitem(last=False)
 
+    def prepare(self) -> None:
+        """Make what the first call would wait for. Owner thread only."""
+        self.layouts.make(self.example_signature, PassGuard())
+
     @property
     def may_extend(self) -> bool:
         """Whether `extend_predictions` has something to do."""
@@ -248,10 +255,11 @@ class Deployment:
         may_use_data: bool,
     ) -> Recording:
         before = self.recorded(signature)
+        layouts = self.layouts.make(signature, guard)
 
         def check_staged(recording: Recording) -> None:
             if check is not None and not kinds:  # nodes and functions are recorded later
-                check(_staged(self.hosted, recording))
+                check(replace(_staged(self.hosted, recording), layouts=layouts))
 
         wanted = kinds | (before.kinds if before else frozenset())
         try:
@@ -267,7 +275,7 @@ class Deployment:
             recording = self._record_made(signature, wanted, guard)
         except Exception as error:
             raise input_rejected(self.hosted, error, signature) from error
-        return _staged(self.hosted, recording)
+        return replace(_staged(self.hosted, recording), layouts=layouts)
 
     def _record_made(self, signature: Signature, kinds: frozenset[str], guard: PassGuard) -> Recording:
         """Record a pass on synthetic data, unless the model is known to refuse that."""
@@ -301,7 +309,8 @@ class Deployment:
             ServiceError: `PASS_TOO_LARGE`.
         """
         found = self.recorder.record_data(called, kinds, guard, self.max_pass_bytes())
-        return _staged(self.hosted, found)
+        signature = signature_of_called(self.hosted, *called)
+        return replace(_staged(self.hosted, found), layouts=self.layouts.make(signature, guard))
 
     def may_differ(self, error: ServiceError, recording: Recording | None = None) -> bool:
         """Whether an error may be due to a recording's data; the example's when None."""

@@ -41,7 +41,7 @@ _CHANGES_OF_DATA: tuple[Callable[[int], int], ...] = (
 _PREDICTED = frozenset({"attention"})
 """What is predicted beside modules."""
 
-_Kind = tuple[object, ...]
+SignatureKind = tuple[object, ...]
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Predictions:
 
     recorder: ModelRecorder
     attempt_count: int = 0
-    symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
-    _recorded: Counter[tuple[_Kind, frozenset[str]]] = field(default_factory=Counter)
+    symbolic: dict[SignatureKind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
+    _recorded: Counter[tuple[SignatureKind, frozenset[str]]] = field(default_factory=Counter)
     _failed_on_data: int = 0
 
     def find(self, signature: Signature, kinds: frozenset[str] = frozenset()) -> Recording | None:
@@ -67,7 +67,7 @@ class Predictions:
             signature: Of the inputs.
             kinds: What the recording must have beside modules.
         """
-        known = self.symbolic.get(_kind(signature), ()) if self.symbolic else ()
+        known = self.symbolic.get(kind_of(signature), ()) if self.symbolic else ()
         if not known:
             return None
         shapes = _shapes(self._in_call_order(signature))
@@ -76,7 +76,7 @@ class Predictions:
 
     def has(self, signature: Signature) -> bool:
         """Whether recordings of such signatures are predicted."""
-        return bool(self.symbolic) and _kind(signature) in self.symbolic
+        return bool(self.symbolic) and kind_of(signature) in self.symbolic
 
     def note(self, signature: Signature, recording: Recording) -> bool:
         """Count a recorded pass. Owner thread only.
@@ -84,7 +84,7 @@ class Predictions:
         Returns:
             Whether it is time for `extend`.
         """
-        kind = (_kind(signature), recording.kinds & _PREDICTED)
+        kind = (kind_of(signature), recording.kinds & _PREDICTED)
         if kind not in self._recorded and len(self._recorded) >= _KINDS_KEPT:
             return False
         if not recording.is_symbolic and self._failed_on_data >= _ATTEMPTS_ON_DATA:
@@ -119,14 +119,14 @@ class Predictions:
             symbolic = self._recorded_symbolically(ordered, recording)
             if self._is_right(symbolic, ordered, recording, max_bytes):
                 named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
-                kind = _kind(signature)
+                kind = kind_of(signature)
                 self.symbolic = {**self.symbolic, kind: (named, *self.symbolic.get(kind, ()))}
                 return True
         return False
 
     def drop(self, signature: Signature) -> None:
         """Stop predicting signatures of one kind: a pass differed from its prediction."""
-        kind = _kind(signature)
+        kind = kind_of(signature)
         self.symbolic = {known: found for known, found in self.symbolic.items() if known != kind}
         self._recorded.update({(kind, some): _ATTEMPTS[-1] for some in (frozenset[str](), _PREDICTED)})
 
@@ -256,7 +256,7 @@ def _resized(signature: Signature, resize: Callable[[int, int], int]) -> Signatu
     return tuple(resized(entry) for entry in signature)
 
 
-def _kind(signature: Signature) -> _Kind:
+def kind_of(signature: Signature) -> SignatureKind:
     """Return what symbolic sizes don't cover: names, dtypes, flags, ranks, and which sizes are 0 or 1."""
     return tuple(
         (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -144,7 +144,9 @@ def _planned(
     recording: Recording,
     sources: Mapping[str, Recording | None],
 ) -> PlannedEdit:
-    (target, leaf), edit = value, request.edit
+    target, leaf = value
+    request = _laid_out(request, target)
+    edit = request.edit
     if target.kind == "fx":
         raise _impossible(target.name, edit, "nodes of a traced graph cannot be edited; select the module")
     if target.view:
@@ -174,6 +176,16 @@ def _planned(
     return PlannedEdit(
         position, request, target, leaf, call_input, swap, _written_bytes(target, edit, recording)
     )
+
+
+def _laid_out(request: EditRequest, target: Target) -> EditRequest:
+    """Return a request with a value's dimensions, where they are known and the edit does not say them."""
+    layout, edit = target.layout, request.edit
+    if layout is None:
+        return request
+    channels = layout.channels if edit.channel_dim is None else edit.channel_dim
+    samples = edit.samples_dim if layout.batch is None else layout.batch
+    return replace(request, edit=replace(edit, channel_dim=channels, samples_dim=samples))
 
 
 def _signature(leaf: Leaf) -> tuple[tuple[int, ...], torch.dtype]:

@@ -150,7 +150,7 @@ def resolve_taps(
             TapTarget(
                 _named(target, tap, len(values)),
                 leaf,
-                with_grid(tap, target.path, leaf, recording),
+                with_grid(_laid_out(tap, target), target.path, leaf, recording),
                 _type_name(target, recording),
                 index,
             )
@@ -175,6 +175,14 @@ def resolve_taps(
         calls=calls_of(doubtful, recording, surgery.skips),
         is_counted=not any(selector.kind == "fn" and selector.is_pattern for selector in doubtful),
     )
+
+
+def _laid_out(tap: TapRequest, target: Target) -> TapRequest:
+    """Return a tap with the channel dimension of a value, where that is known and the tap does not say it."""
+    layout = target.layout
+    if tap.channel_dim is not None or layout is None or layout.channels is None:
+        return tap
+    return replace(tap, channel_dim=layout.channels)
 
 
 def _depth(targets: Sequence[Target], surgery: SurgeryPlan, recording: Recording) -> float | None:

@@ -225,7 +225,8 @@ def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ..
         check_float(target, leaf)
     empty = [_empty(leaf.shape or (), leaf.dtype or torch.float32) for _, leaf in scored]
     labels = [_empty(spec.shape, spec.dtype) for spec in objective.operands]
-    objective_value(objective, empty, labels, [target.name for target, _ in anchors])
+    layouts = [target.layout for target, _ in scored]
+    objective_value(objective, empty, labels, [target.name for target, _ in anchors], layouts=layouts)
     return scored, anchors
 
 

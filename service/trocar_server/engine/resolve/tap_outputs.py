@@ -24,7 +24,10 @@ _NUMBER_BYTES = 8
 
 @dataclass(frozen=True)
 class TapTarget:
-    """One value that a pass will collect, with its tap."""
+    """One value that a pass will collect, with its tap.
+
+    The tap has the channel dimension that the value's layout tells, unless the request says another one.
+    """
 
     target: Target
     leaf: Leaf
@@ -42,7 +45,21 @@ class TapTarget:
         """
         shape, dtype = self.leaf.shape or (), self.leaf.dtype or torch.float32
         with self.named_errors():
-            return reduced_signature(shape, dtype, self.tap.reductions, self.tap.channel_dim)
+            return reduced_signature(
+                shape, dtype, self.tap.reductions, self.tap.channel_dim, self.samples_dim
+            )
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The name of each dimension of the value; none where nothing is known, and after reductions."""
+        layout = self.target.layout
+        return () if layout is None or self.tap.reductions else layout.axes
+
+    @property
+    def samples_dim(self) -> int:
+        """The dimension of the samples; the first one where that is not known."""
+        layout = self.target.layout
+        return 0 if layout is None else layout.batch or 0
 
     @cached_property
     def outputs(self) -> "tuple[Output, ...]":
@@ -88,8 +105,24 @@ class TapTarget:
             return scales
         free = len(tap.statistics) if tap.scope is Scope.ALL else 0
         with self.named_errors():
-            numbers = number_count(tap.statistics, tap.scope, shape, self.statistics_dim, tap.parameters)
+            numbers = number_count(
+                tap.statistics, tap.scope, self.measured(shape), self.statistics_dim, tap.parameters
+            )
         return max(numbers - free, 0) * _NUMBER_BYTES + scales
+
+    def measured(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape as statistics see it: those over samples have these first."""
+        dim = self._moved_dim
+        return (shape[dim], *shape[:dim], *shape[dim + 1 :]) if dim else shape
+
+    def samples_first(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a value, or its mask, as statistics see it."""
+        return value.movedim(self._moved_dim, 0) if self._moved_dim else value
+
+    @property
+    def _moved_dim(self) -> int:
+        """The dimension of samples that statistics need first; 0 where nothing moves."""
+        return self.samples_dim if self.tap.scope is Scope.SAMPLE and not self.tap.reductions else 0
 
     def accumulator(self) -> Accumulator:
         """Return the accumulator of its values: over one pass, or over many.
@@ -108,7 +141,8 @@ class TapTarget:
             ServiceError: `REDUCTION_REJECTED`, the reductions left no dimension for the scope.
         """
         if not self.tap.reductions:
-            return self.tap.channel_dim
+            dim, moved = self.tap.channel_dim, self._moved_dim
+            return dim if dim is None or dim < 0 or dim >= moved else dim + 1
         is_lost = {
             Scope.CHANNEL: self.reduced.channel_dim is None,
             Scope.SAMPLE: not self.reduced.has_samples,

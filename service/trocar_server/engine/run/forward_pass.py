@@ -265,7 +265,9 @@ def _taken(target: TapTarget, reduced: Reduced) -> Accumulator | None:
     if not target.tap.statistics:
         return None
     accumulator = target.accumulator()
-    for part in unpadded(reduced.value, reduced.mask, by_sample=target.tap.scope is Scope.SAMPLE):
+    value, mask = target.samples_first(reduced.value), reduced.mask
+    mask = None if mask is None else target.samples_first(mask)
+    for part in unpadded(value, mask, by_sample=target.tap.scope is Scope.SAMPLE):
         accumulator.update(part)
     return accumulator
 
@@ -303,11 +305,13 @@ def _reduced(
     tap = target.tap
     is_of_pass = target.target.kind == "module" and target.target.parameter is None
     is_masked = is_of_pass and not tap.includes_padding
-    mask = padding.of_value(target.target.name, value) if is_masked else None
+    needs_mask = is_masked and bool(tap.reductions or tap.statistics)
+    mask = padding.of_value(target.target.name, value, target.target.layout) if needs_mask else None
     if not (tap.reductions or tap.cast):
-        return Reduced(value, mask=mask if tap.channel_dim in (None, 2, -1) else None)
+        is_behind = tap.channel_dim is None or tap.channel_dim % value.ndim > 1
+        return Reduced(value, mask=mask if is_behind else None)
     own = operands[target.tap_index] if operands else ()
-    return reduce_value(value, tap.reductions, tap.channel_dim, own, guard.check, mask)
+    return reduce_value(value, tap.reductions, tap.channel_dim, own, guard.check, mask, target.samples_dim)
 
 
 def _bytes_of(name: str, value: torch.Tensor) -> Payload:

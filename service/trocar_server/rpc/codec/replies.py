@@ -205,6 +205,7 @@ def describe_output(output: Output) -> pb.FeatureMap:
         has_values=output.has_values,
         companion_of=sendable(output.companion_of),
         token_positions=() if output.companion_of else _token_positions(output.source.tap.reductions),
+        axes=() if output.companion_of else output.source.axes,
     )
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from trocar_server.surgery.axes.layout import Layouts
 from trocar_server.surgery.ports import UNNAMED, CallPorts, Parameters, parameters_of
 from trocar_server.surgery.recording.liveness import LiveBytes, PeakMeter, fused_attention
 from trocar_server.surgery.recording.writes import WriteWatch
@@ -165,6 +166,7 @@ class Recording:
         work: Multiply-adds of the pass, at least; 0 where they were not counted. See `multiply_adds`.
         is_predicted: Whether no such pass ran. See Note: [Symbolic recording].
         written: Names of the parameters and buffers that the pass wrote to; empty where it was not symbolic.
+        layouts: What the dimensions of its values mean; None where that was not looked at.
     """
 
     modules: Mapping[str, ModuleRecord]
@@ -177,6 +179,7 @@ class Recording:
     work: int = 0
     is_predicted: bool = False
     written: frozenset[str] = frozenset()
+    layouts: Layouts | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
@@ -348,6 +351,16 @@ def has_raised(output: Any) -> bool:
     return output is None and sys.exc_info()[0] is not None
 
 
+class CallRecorder(Protocol):
+    """What hears of every call of a pass."""
+
+    def enter(self, path: str, ports: CallPorts) -> object:
+        """Hear of the start of a call, with its inputs."""
+
+    def leave(self, path: str, output: Any) -> object:
+        """Hear of the end of a call, with its output; None while an error propagates."""
+
+
 class StepCount:
     """The clock of modules, as `Recorder` counts it: a step when a call starts, and one when it ends."""
 
@@ -364,7 +377,7 @@ class StepCount:
 
 
 @contextmanager
-def hooked(modules: Mapping[str, nn.Module], recorder: Recorder | PeakMeter | StepCount) -> Iterator[None]:
+def hooked(modules: Mapping[str, nn.Module], recorder: CallRecorder) -> Iterator[None]:
     """Report every call of these modules, by path, to the recorder inside the context."""
     with ExitStack() as hooks:
         for path, module in modules.items():
@@ -373,7 +386,7 @@ def hooked(modules: Mapping[str, nn.Module], recorder: Recorder | PeakMeter | St
         yield
 
 
-def _hook(module: nn.Module, path: str, recorder: Recorder | PeakMeter | StepCount) -> list[Any]:
+def _hook(module: nn.Module, path: str, recorder: CallRecorder) -> list[Any]:
     parameters = parameters_of(module)
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery.axes.layout import Layout, Layouts
 from trocar_server.surgery.recording.recording import ModuleRecord, Recording
 from trocar_server.surgery.resolution.attention import attention_of
 from trocar_server.surgery.resolution.call_records import functions_of, modules_of, nodes_of
@@ -12,6 +13,7 @@ from trocar_server.surgery.resolution.parameters import parameters_of
 from trocar_server.surgery.resolution.stage_names import explained, stage_of, with_stage
 from trocar_server.surgery.resolution.values import Value, values_of
 from trocar_server.surgery.selectors.selectors import Selector
+from trocar_server.surgery.sessions.taps import Target
 
 
 def resolve(selectors: Iterable[Selector], recording: Recording) -> list[list[Value]]:
@@ -26,7 +28,21 @@ def resolve(selectors: Iterable[Selector], recording: Recording) -> list[list[Va
             `NOT_TRACEABLE`, with near names as a hint; `INVALID_SELECTOR` for a stage that already has the
             port or call.
     """
-    return [_resolve_one(selector, recording) for selector in selectors]
+    return [_with_layouts(_resolve_one(selector, recording), recording) for selector in selectors]
+
+
+def _with_layouts(values: list[Value], recording: Recording) -> list[Value]:
+    """Return values with what their dimensions mean, where the recording tells it."""
+    layouts = recording.layouts
+    if layouts is None:
+        return values
+    return [(replace(target, layout=_layout(target, layouts)), leaf) for target, leaf in values]
+
+
+def _layout(target: Target, layouts: Layouts) -> Layout | None:
+    if target.kind != "module" or target.view or target.columns:
+        return None
+    return layouts.find(target.path, target.call, target.port, target.picks)
 
 
 def resolve_nodes(selector: Selector, nodes: Mapping[str, ModuleRecord] | None) -> list[Value]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trocar_server.surgery.axes.layout import Layout
 from trocar_server.surgery.ports import CallPorts, parameters_of
 from trocar_server.surgery.recording.recording import own_tensors
 from trocar_server.surgery.selectors.naming import split_port
@@ -32,6 +33,7 @@ class Target:
         shape: The recorded shape, if a pass may have another one, which is an error; None to take any.
         view: The shape that the collected value gets; its own when empty. See Note: [Packed heads].
         columns: Start and stop of its part of the value's last dimension; None for all of it. See `sinks`.
+        layout: What its dimensions mean; None where that is not known.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Target:
     shape: tuple[int, ...] | None = None
     view: tuple[int, ...] = ()
     columns: tuple[int | None, int | None] | None = None
+    layout: Layout | None = field(default=None, repr=False, compare=False)
 
     @property
     def parameter(self) -> str | None:

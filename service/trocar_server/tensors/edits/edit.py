@@ -55,11 +55,13 @@ class Edit:
         operation: The operation.
         region: The part that it changes.
         channel_dim: Channel dimension of the value; None for the default of the rank.
+        samples_dim: Dimension of the samples; None for a value without any.
     """
 
     operation: Operation
     region: Region = WHOLE
     channel_dim: int | None = None
+    samples_dim: int | None = 0
 
     def __post_init__(self) -> None:
         if not self.operation.is_on_values:

@@ -70,13 +70,15 @@ class Selection:
 
 
 def whole_signature(edit: Edit, shape: tuple[int, ...], dtype: torch.dtype) -> ValueSignature:
-    """Return a value's signature: samples are dimension 0, channels as in `Edit.channel_dim`.
+    """Return a value's signature, with samples and channels as the edit has them.
 
     Raises:
         ServiceError: `EDIT_SHAPE_MISMATCH`, the value has no such channel dimension.
     """
     rank = len(shape)
-    signature = ValueSignature(str(edit.operation), shape, dtype, samples=0 if rank else None, channels=None)
+    signature = ValueSignature(str(edit.operation), shape, dtype, samples=None, channels=None)
+    if edit.samples_dim is not None and edit.samples_dim < rank:
+        signature = replace(signature, samples=edit.samples_dim)
     if edit.channel_dim is None:
         default = {0: None, 1: 0, 3: 2}.get(rank, 1)
         return replace(signature, channels=default)
@@ -196,7 +198,7 @@ def _axis_dim(take: Take, whole: ValueSignature) -> int:
 
 
 def _need_tokens(whole: ValueSignature) -> None:
-    if len(whole.shape) != 3 or whole.channels == 1:
+    if len(whole.shape) != 3 or whole.channels == 1 or whole.samples not in (0, None):
         raise whole.mismatch(
             "tokens are dimension 1 of (batch, tokens, width); use an index for other values"
         )

@@ -78,6 +78,7 @@ def reduce_value(
     operands: Sequence[torch.Tensor] = (),
     check: Callable[[], None] = lambda: None,
     mask: torch.Tensor | None = None,
+    samples_dim: int = 0,
 ) -> Reduced:
     """Apply reductions in order.
 
@@ -91,6 +92,7 @@ def reduce_value(
         operands: The tensors of `operand_specs(reductions)`, in order, on any device.
         check: Called between steps; raises to stop.
         mask: Of (batch, tokens, width): bool (batch, tokens), false for padding. See Note: [Padding].
+        samples_dim: The dimension of the samples; reductions that need them need it to be the first.
 
     Raises:
         ServiceError: `REDUCTION_REJECTED`, a reduction does not fit.
@@ -100,7 +102,7 @@ def reduce_value(
     _check_operands(reductions, operands)
     if reductions and (value.layout is not torch.strided or value.is_quantized):
         raise rejected(value, reductions[0], "only dense values can be reduced; leave the reductions out")
-    stage = Stage.of(value, channel_dim, mask)
+    stage = Stage.of(value, channel_dim, mask, samples_dim)
     extra_bytes = used = held_bytes = 0
     for reduction in reductions:
         check()
@@ -121,7 +123,11 @@ def reduce_value(
 
 
 def reduced_signature(
-    shape: Sequence[int], dtype: torch.dtype, reductions: Sequence[Reduction], channel_dim: int | None = None
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    reductions: Sequence[Reduction],
+    channel_dim: int | None = None,
+    samples_dim: int = 0,
 ) -> Reduced:
     """Infer the result of reductions for a signature: tensors on the meta device, nothing allocated.
 
@@ -134,7 +140,7 @@ def reduced_signature(
     operands = [
         torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in operand_specs(reductions)
     ]
-    return reduce_value(value, reductions, channel_dim, operands)
+    return reduce_value(value, reductions, channel_dim, operands, samples_dim=samples_dim)
 
 
 def _apply(

@@ -1,10 +1,11 @@
 """Reduction stage: a value between two reductions, with the meaning of its dimensions.
 
 Note: [Channel dimension through reductions]
-    The meaning of dimensions is decided once, on the value as the model returned it: dimension 0 is the
-    samples; the channels are the last dimension of rank 3, otherwise dimension 1, or the tap's
-    `channel_dim`. Reductions that drop or move dimensions keep track: of (batch, channels, height, width)
-    `[:, :, 0]` leaves (batch, channels, width), whose channels are still dimension 1, though its rank is 3.
+    The meaning of dimensions is decided once, on the value as the model returned it, by its layout or the
+    tap's `channel_dim`. Where nothing is known, dimension 0 is the samples; the channels are the last
+    dimension of rank 3, otherwise dimension 1. Reductions that drop or move dimensions keep track: of
+    (batch, channels, height, width) `[:, :, 0]` leaves (batch, channels, width), whose channels are still
+    dimension 1, though its rank is 3.
     Where an integer of an index drops the samples or the channels, reductions that need them are rejected.
 """
 
@@ -17,6 +18,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.reductions.reduction import dtype_name
+from trocar_server.tensors.stats.statistic import default_channel_dim
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32, torch.float64)
@@ -52,14 +54,19 @@ class Stage:
 
     @classmethod
     def of(
-        cls, value: torch.Tensor, channel_dim: int | None = None, mask: torch.Tensor | None = None
+        cls,
+        value: torch.Tensor,
+        channel_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        samples_dim: int = 0,
     ) -> "Stage":
         """Return the first stage; see Note: [Channel dimension through reductions]."""
         rank = value.ndim
-        wanted = (2 if rank == 3 else 1) if channel_dim is None else channel_dim
+        wanted = default_channel_dim(rank) if channel_dim is None else channel_dim
         channels = wanted % rank if -rank <= wanted < rank else None
         own = mask if rank == 3 and channels == 2 else None
-        return cls(value, has_samples=rank > 0 and channels != 0, channel_dim=channels, mask=own)
+        has_samples = rank > 0 and samples_dim == 0 and channels != 0
+        return cls(value, has_samples=has_samples, channel_dim=channels, mask=own)
 
     @property
     def shape(self) -> tuple[int, ...]:

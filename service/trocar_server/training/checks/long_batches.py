@@ -3,9 +3,8 @@
 from contextlib import suppress
 
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.execute.arguments import signature_of
+from trocar_server.engine.execute.arguments import signature_of_called
 from trocar_server.engine.host.pace_checks import is_usual, refuse_long
-from trocar_server.nested_names import flattened
 from trocar_server.surgery import PassGuard
 from trocar_server.training.losses.batch import Batch
 
@@ -28,8 +27,7 @@ def refuse_long_batch(engine: Engine, model_id: str, batch: Batch, guard: PassGu
     deployment = engine.deployments.get(model_id)
     if deployment is None:
         return
-    names = (*deployment.hosted.bind(("",) * len(batch.args)), *batch.kwargs)
-    signature = signature_of(*flattened(names, (*batch.args, *batch.kwargs.values())))
+    signature = signature_of_called(deployment.hosted, batch.args, batch.kwargs)
     if is_usual(deployment, signature):
         return
     work = 0

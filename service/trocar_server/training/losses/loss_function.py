@@ -12,7 +12,7 @@ decoder has inputs of its own, the mask is `decoder_attention_mask`, or there is
 the encoder; see Note: [Padding].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.losses import LOSSES, kl_div_of_logits, number_dtype
-from trocar_server.tensors.reductions.padding import Padding
+from trocar_server.tensors.reductions.padding import Layout, Padding
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
@@ -44,6 +44,7 @@ class LossFunction:
     Args:
         specs: Its terms.
         of_texts: Whether the model reads texts; see Note: [Divergence of tokens].
+        layout_of: Returns what the dimensions of the value of a selector mean; None where that is not known.
 
     Attributes:
         specs: Its terms.
@@ -53,8 +54,14 @@ class LossFunction:
         teachers: The values that it needs from other models.
     """
 
-    def __init__(self, specs: Sequence[LossSpec], *, of_texts: bool = False) -> None:
-        self.specs, self._of_texts = tuple(specs), of_texts
+    def __init__(
+        self,
+        specs: Sequence[LossSpec],
+        *,
+        of_texts: bool = False,
+        layout_of: Callable[[str], Layout | None] = lambda _: None,
+    ) -> None:
+        self.specs, self._of_texts, self._layout_of = tuple(specs), of_texts, layout_of
         self.names = _names(self.specs)
         self.selectors = tuple(dict.fromkeys(spec.selector for spec in specs if spec.selector))
         self.teachers = tuple(dict.fromkeys(spec.teacher for spec in specs if spec.teacher is not None))
@@ -146,7 +153,7 @@ class LossFunction:
         if spec.teacher is not None:
             other = _taught(spec, value, teachers[spec.teacher])
             if is_of_tokens:
-                value, other = _rows(value, other, arguments, spec.selector)
+                value, other = self._rows(spec.selector, value, other, arguments)
             return _computed(spec, value, other)
         if not LOSSES[spec.name].has_target:
             try:
@@ -163,8 +170,20 @@ class LossFunction:
             _check_classes(spec, target, tuple(value.shape))
         other = converted(spec, target, value)
         if is_of_tokens:
-            value, other = _rows(value, other, arguments, spec.selector)
+            value, other = self._rows(spec.selector, value, other, arguments)
         return _computed(spec, value, other)
+
+    def _rows(
+        self, selector: str, value: Tensor, target: Tensor, arguments: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
+        padding = Padding.of(arguments)
+        layout = self._layout_of(selector) if padding.masks else None
+        mask = padding.of_value(selector or "/out", value, layout)
+        if mask is None:
+            return value.flatten(0, 1), target.flatten(0, 1)
+        counts = mask.to(value.device)
+        return value[counts], target[counts]
 
 
 def main_output(output: Any) -> Tensor:
@@ -200,17 +219,6 @@ def _taught(spec: LossSpec, value: Tensor, taught: Tensor) -> Tensor:
             f"{tuple(value.shape)}; choose values of one shape",
         )
     return other
-
-
-def _rows(
-    value: Tensor, target: Tensor, arguments: Mapping[str, Any], selector: str
-) -> tuple[Tensor, Tensor]:
-    """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
-    mask = Padding.of(arguments).of_value(selector, value)
-    if mask is None:
-        return value.flatten(0, 1), target.flatten(0, 1)
-    counts = mask.to(value.device)
-    return value[counts], target[counts]
 
 
 def _computed(spec: LossSpec, value: Tensor, target: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, parse_selector, resolve
+from trocar_server.surgery.axes.layout import Layout
 from trocar_server.tensors.losses import LOSSES
 from trocar_server.training.losses.loss_function import Shape
 from trocar_server.training.spec.trainer_spec import LossSpec
@@ -26,6 +27,19 @@ def loss_leaf(selector: str, recording: Recording) -> Leaf:
         ServiceError: See `loss_target`.
     """
     return _one_value(selector, recording)[1] if selector else _output(recording)
+
+
+def loss_layout(selector: str, recording: Recording) -> Layout | None:
+    """Return what the dimensions of a loss's value mean; None where that is not known.
+
+    Raises:
+        ServiceError: See `loss_target`.
+    """
+    if selector:
+        return loss_target(selector, recording).layout
+    last = len(recording.modules[""].calls) - 1
+    layouts = recording.layouts
+    return None if layouts is None else layouts.find("", last, "out", _output(recording).picks)
 
 
 def known_shapes(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.host.layouts import example_layouts
 from trocar_server.engine.host.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
@@ -35,7 +36,7 @@ from trocar_server.surgery.structure import leaves
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.losses.loss_function import LossFunction, NoLabelsError, Shape, main_output
 from trocar_server.training.losses.loss_taps import LossTaps
-from trocar_server.training.losses.loss_values import known_shapes
+from trocar_server.training.losses.loss_values import known_shapes, loss_layout
 from trocar_server.training.losses.regularizers import Penalties
 from trocar_server.training.losses.teachers import make_teachers
 from trocar_server.training.model.amp import autocasting
@@ -93,7 +94,9 @@ class TrainingPass:
         self._module, self._spec, self._saved = module, spec, saved
         self._trained, self._buffers = trained, buffers
         of_texts = any(entry.name.endswith(TOKEN_IDS) for entry in hosted.signature.inputs)
-        self._loss = LossFunction(spec.losses, of_texts=of_texts)
+        layouts = cache(lambda: replace(record(), layouts=example_layouts(hosted)))
+        layout_of = cache(lambda selector: loss_layout(selector, layouts()))
+        self._loss = LossFunction(spec.losses, of_texts=of_texts, layout_of=layout_of)
         self._shapes = _Shapes(spec.losses, record, hosted, of_texts)
         self._penalties: Penalties | None = None
         if spec.regularizers:

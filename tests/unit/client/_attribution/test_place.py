@@ -30,6 +30,7 @@ class Output:
     type: str
     shape: tuple[int, ...]
     pick: str = ""
+    axes: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:

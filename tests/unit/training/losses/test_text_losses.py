@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery.axes.layout import Layout, Meaning, Piece
 from trocar_server.training.losses.loss_function import LossFunction
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
@@ -153,9 +154,14 @@ def test_the_mask_of_an_encoder_is_not_that_of_its_decoder(
 ) -> None:
     """Also where both have one length: a decoder with inputs of its own has a mask of its own, or none."""
     teacher: Any = TeacherSpec(model_id="t")
-    function = LossFunction([LossSpec(name="kl_div", teacher=teacher, selector=selector)], of_texts=True)
-    arguments = {"decoder_input_ids": torch.zeros_like(MASK)}
-    arguments |= dict(zip(masks, (MASK, 1 - MASK), strict=False))
+    axis = "tokens" if selector.startswith("encoder") else "target_tokens"
+    layout = Layout(
+        (Meaning("batch"), Meaning(axis, (Piece(axis),)), Meaning("channels")),
+        {"tokens": "attention_mask", "target_tokens": "decoder_attention_mask"},
+    )
+    spec = LossSpec(name="kl_div", teacher=teacher, selector=selector)
+    function = LossFunction([spec], of_texts=True, layout_of={selector: layout}.__getitem__)
+    arguments = dict(zip(masks, (MASK, 1 - MASK), strict=False))
     total, _ = function(TOKENS, {selector: TOKENS}, {}, {teacher: TAUGHT}, arguments)
     counted = torch.ones_like(MASK) if counts is None else counts
     rows, taught = F.log_softmax(TOKENS, -1)[counted == 1], F.softmax(TAUGHT, -1)[counted == 1]

@@ -1,0 +1,239 @@
+"""Layouts of a deployment's passes: what each dimension of each value means, for each kind of inputs.
+
+# Note: [Passes with tags]
+A layout does not depend on sizes, so it is made once for all inputs of the same names, dtypes and ranks, by
+passes of sizes of its own: three samples, as a dimension of one element has no digits, and as long texts as
+the example's. The second pass has more samples and longer texts, as its check. Neither has the caller's
+data. A model that has no such pass has no layouts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_server.engine.execute.arguments import signature_of_batch
+from trocar_server.engine.host.predictions import SignatureKind, kind_of
+from trocar_server.engine.host.recordings import ModelRecorder, fill, lacks_data, record_example
+from trocar_server.engine.request.plan import Signature, TensorSignature
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.models import HostedModel, make_replica
+from trocar_server.models.inputs import BATCH, IMAGE_BATCH, InputSignature, InputSpec
+from trocar_server.surgery import PassGuard
+from trocar_server.surgery.axes.axis import Axis, Dims, Kind, whole
+from trocar_server.surgery.axes.layout import Layouts
+from trocar_server.surgery.recording.layout_check import checked
+from trocar_server.surgery.recording.layout_walk import MASKS, Walk, walk
+from trocar_server.surgery.structure import leaves
+
+_SAMPLES = (3, 5)
+"""In the first pass and in the second."""
+_KEPT_SIZES = ("height", "width", "frames", "samples", "patches")
+"""Axes of inputs that keep the request's size: others need not fit the model's windows and strides."""
+_SEVERAL = 4
+"""Elements of a dimension without a name of which the request has one, where the model takes that."""
+_KINDS_KEPT = 64
+
+NO_LAYOUTS = Layouts()
+
+
+@dataclass
+class ModelLayouts:
+    """The layouts of a model's passes, by kind of inputs. Owner thread only, but `find`.
+
+    Attributes:
+        recorder: Records its passes.
+    """
+
+    recorder: ModelRecorder
+    _known: dict[SignatureKind, Layouts] = field(default_factory=dict)
+
+    def find(self, signature: Signature) -> Layouts | None:
+        """Return the layouts for inputs of a signature; None where they were not made yet."""
+        return self._known.get(kind_of(signature))
+
+    def make(self, signature: Signature, guard: PassGuard) -> Layouts:
+        """Return the layouts for inputs of a signature; see Note: [Passes with tags].
+
+        Raises:
+            PassAborted: The guard aborted a pass.
+        """
+        known = self.find(signature)
+        if known is None:
+            known = _made(self.recorder, signature, guard) if len(self._known) < _KINDS_KEPT else NO_LAYOUTS
+            self._known = {**self._known, kind_of(signature): known}
+        return known
+
+
+def example_layouts(hosted: HostedModel) -> Layouts:
+    """Return the layouts for inputs as the model's example, for a model without a deployment."""
+    recorder, recording = record_example(hosted)
+    taken = (leaf.dtype for leaf in recording.modules[""].calls[0].inputs)
+    dtype = next((dtype for dtype in taken if dtype is not None), torch.float32)
+    return _made(recorder, signature_of_batch(hosted, 1, dtype), PassGuard())
+
+
+def _made(recorder: ModelRecorder, signature: Signature, guard: PassGuard) -> Layouts:
+    for has_own_sizes in (False, True):
+        inputs = TaggedInputs(recorder.hosted, signature, has_own_sizes=has_own_sizes)
+        first = _walked(recorder, inputs, _SAMPLES[0], {}, guard)
+        if first is not None:
+            return _checked(recorder, inputs, first, guard)
+    return NO_LAYOUTS
+
+
+def _checked(recorder: ModelRecorder, inputs: "TaggedInputs", first: Walk, guard: PassGuard) -> Layouts:
+    """Return the layouts of a pass, checked by a second one, where the model has such a pass."""
+    longer = inputs.longer_sizes
+    for sizes in [longer, {}] if longer else [{}]:
+        second = _walked(recorder, inputs, _SAMPLES[1], sizes, guard)
+        if second is not None:
+            moved = {name: (size, sizes.get(name, size)) for name, size in inputs.sizes.items()}
+            return checked(first, second, {**moved, first.first_axis: _SAMPLES})
+    return first.layouts
+
+
+def _walked(
+    recorder: ModelRecorder, inputs: "TaggedInputs", samples: int, sizes: Mapping[str, int], guard: PassGuard
+) -> Walk | None:
+    """Run one pass with tags, on the meta device if possible; None where the model has no such pass."""
+
+    def run(module: nn.Module, device: torch.device | str) -> Walk:
+        names, values, dims = inputs.make(samples, sizes, device)
+        called = recorder.hosted.forward.called(names, values)
+        with guard.watching(module):
+            return walk(module, called, dict(zip(names, values, strict=True)), dims, inputs.masks)
+
+    hosted = recorder.hosted
+    if recorder.meta is not None:
+        try:
+            return run(make_replica(recorder.meta), "meta")
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
+            if not lacks_data(error):
+                return None
+    with suppress(Exception):
+        replica = Replica(hosted.pristine, module=hosted.pristine.apart())
+        return replica.run(lambda module: run(module, hosted.device))
+    return None
+
+
+class TaggedInputs:
+    """Inputs of a kind, and what their dimensions are.
+
+    Args:
+        hosted: The model.
+        signature: Of inputs of this kind.
+        has_own_sizes: Whether they have the signature's sizes, but for the samples; else the example's.
+
+    Attributes:
+        sizes: The size of each axis of the inputs that has a name.
+        masks: The argument that masks an axis of the inputs, by the axis's name, whether it is given or not.
+    """
+
+    def __init__(self, hosted: HostedModel, signature: Signature, *, has_own_sizes: bool) -> None:
+        self._has_own_sizes = has_own_sizes
+        self._hosted, self._entries = hosted, signature
+        self._specs = [_spec(hosted.signature, entry, place) for place, entry in enumerate(signature)]
+        self._batch = next((entry.shapes[0][0] for entry in signature if entry.shapes and entry.shapes[0]), 1)
+        self.masks = {
+            str(spec.shape[1]): spec.name
+            for spec in hosted.signature.inputs
+            if spec.name in MASKS and spec.shape is not None and len(spec.shape) == 2
+        }
+        self.sizes: dict[str, int] = {}
+        for entry, spec in zip(signature, self._specs, strict=True):
+            if spec is not None and spec.shape is not None and len(spec.shape) == len(entry.shapes[0]):
+                self._note_sizes(spec.shape, hosted.signature.shape_of(spec, _SAMPLES[0]), entry.shapes[0])
+
+    def _note_sizes(self, names: Sequence[int | str], example: Sequence[int], given: Sequence[int]) -> None:
+        for name, size, own in zip(names, example, given, strict=True):
+            if isinstance(name, str) and name not in _BATCHES:
+                self.sizes[name] = max(own if self._has_own_sizes or name in _KEPT_SIZES else size, 2)
+
+    @property
+    def longer_sizes(self) -> dict[str, int]:
+        """Another size for each axis that may have one, each longer by another number."""
+        largest = self._hosted.signature.largest
+        longer = {
+            name: size + number
+            for number, (name, size) in enumerate(self.sizes.items(), start=1)
+            if name not in _KEPT_SIZES
+        }
+        return {name: size for name, size in longer.items() if size <= largest.get(name, size)}
+
+    def make(
+        self, samples: int, sizes: Mapping[str, int], device: torch.device | str
+    ) -> tuple[Sequence[str], Sequence[Any], list[tuple[torch.Tensor, Dims]]]:
+        """Return names and values of arguments, and the dimensions of their tensors.
+
+        Args:
+            samples: Their number.
+            sizes: Those of axes that are not as in `sizes`.
+            device: `meta`, or that of the model.
+        """
+        known = {**self.sizes, **sizes}
+        axes: dict[str, Axis] = {}
+        example = self._example(samples, known) if str(device) != "meta" else {}
+        values, dims = [], []
+        for entry, spec in zip(self._entries, self._specs, strict=True):
+            shapes = tuple(self._shape(shape, spec, samples, known) for shape in entry.shapes)
+            value: Any = example.get(entry.name)
+            if value is None or tuple(value.shape) != shapes[0] or value.dtype != entry.dtype:
+                value = fill(replace(entry, shapes=shapes), device, 1)
+            value = value.to(device) if isinstance(value, torch.Tensor) else value
+            values.append(value)
+            for _, tensor in leaves(value):
+                if isinstance(tensor, torch.Tensor):
+                    dims.append((tensor, tuple(self._dims(tensor.shape, spec, entry, axes))))
+        return [entry.name for entry in self._entries], values, dims
+
+    def _example(self, samples: int, sizes: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
+        known = self._hosted.known_signature
+        if known is None:
+            return {}
+        return replace(known, sizes={**known.sizes, **sizes}).example(samples, self._hosted.dtype)
+
+    def _shape(
+        self, shape: tuple[int, ...], spec: InputSpec | None, samples: int, sizes: Mapping[str, int]
+    ) -> tuple[int, ...]:
+        if spec is not None and spec.shape is not None and len(spec.shape) == len(shape):
+            return tuple(
+                size if isinstance(name, int) else samples if name in _BATCHES else sizes[name]
+                for name, size in zip(spec.shape, shape, strict=True)
+            )
+        if not self._has_own_sizes:
+            shape = tuple(_SEVERAL if size == 1 and place else size for place, size in enumerate(shape))
+        is_of_samples = shape[:1] == (self._batch,) and not self._hosted.takes_list
+        return (samples, *shape[1:]) if is_of_samples else shape
+
+    def _dims(
+        self, shape: Sequence[int], spec: InputSpec | None, entry: TensorSignature, axes: dict[str, Axis]
+    ) -> Iterable[tuple[Any, ...]]:
+        is_declared = spec is not None and spec.shape is not None and len(spec.shape) == len(shape)
+        names: Sequence[int | str] = [0] * len(shape)
+        if spec is not None and spec.shape is not None and is_declared:
+            names = spec.shape
+        elif not self._hosted.takes_list:
+            names = (BATCH, *names[1:])
+        is_only = is_declared and sum(isinstance(name, int) for name in names) == 1
+        for name, size in zip(names, shape, strict=False):
+            if isinstance(name, str):
+                kind = Kind.BATCH if name in _BATCHES else Kind.NAMED
+                text = "" if name == BATCH else name
+                yield whole(axes.setdefault(name, Axis(kind, size, text)))
+            else:
+                yield whole(Axis(Kind.CHANNELS if is_only else Kind.UNKNOWN, size))
+
+
+_BATCHES = (BATCH, IMAGE_BATCH)
+
+
+def _spec(signature: InputSignature, entry: TensorSignature, place: int) -> InputSpec | None:
+    """Return what is known of an input; None for one within a structure, or of any name."""
+    if not signature.is_complete or entry.flag is not None:
+        return None
+    spec = signature.find(entry.name, place)
+    return spec if entry.name in ("", spec.name) else None
