@@ -7,8 +7,6 @@ this file.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 import trocar
 from tests.relations.replies import Difference
 
@@ -38,21 +36,7 @@ class Known:
         return relation in self.relations and self.covers(family, difference)
 
 
-def _is_view_of_one(_: str, difference: Difference) -> bool:
-    return "INPUT_REJECTED" in difference.text and "one way" in difference.text
-
-
-_COUNT = {"stats": ["count", "mean"], "over": "sample", "values": False}
-KNOWN = [
-    Known(
-        "a cast of one sample",
-        39,
-        "of one sample, `[:, ..., 0]` as float16 is refused in torch's words of strides",
-        ("alone",),
-        _is_view_of_one,
-        ("tuple", trocar.tap("body.2", index=np.s_[:, ..., 0], cast="float16")),
-    ),
-]
+KNOWN: list[Known] = []
 """Every fault that the relations show today."""
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from trocar._attribution import attribution_objectives
 from trocar._request.taps import Tap, tap
-from trocar._result.feature_maps import FeatureMaps
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
@@ -92,7 +91,8 @@ class AttributionRequest:
 def _classes_last(maps: Mapping[str, Array], name: str) -> Array:
     """Return a value with its classes in the last dimension, by what the reply says of its dimensions."""
     value = maps[name]
-    dim = maps.info[name].channel_dim if isinstance(maps, FeatureMaps) else None
+    described = getattr(maps, "info", {}).get(name)  # a mapping of arrays alone has none
+    dim = None if described is None else described.channel_dim
     if dim is None:
         dim = -1 if value.ndim == _TOKENS else min(1, value.ndim - 1)
     return np.moveaxis(value, dim, -1)

@@ -12,6 +12,7 @@ from trocar_server.engine.compiled.variant import example_plan
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.plan import Payload, Payloads, Plan
+from trocar_server.storage.tensor_bytes import bytes_of
 
 _log = structlog.get_logger("trocar")
 
@@ -38,5 +39,5 @@ def _example(deployment: Deployment) -> tuple[Plan, Payloads]:
 
 
 def _bytes(tensor: torch.Tensor) -> Payload:
-    payload: Payload = tensor.cpu().contiguous().view(torch.uint8).reshape(-1).numpy().astype(np.uint8)
+    payload: Payload = bytes_of(tensor.cpu()).numpy().astype(np.uint8)
     return payload

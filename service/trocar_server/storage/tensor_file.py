@@ -22,6 +22,7 @@ from torch import Tensor
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.storage.durable import DamagedError, open_regular
+from trocar_server.storage.tensor_bytes import bytes_of
 from trocar_server.storage.tensor_header import (
     CODES,
     ITEM_BYTES,
@@ -215,7 +216,7 @@ def _read(reader: _Source) -> TensorFile:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return a contiguous tensor's own memory."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    return bytes_of(tensor).numpy().data
 
 
 def _code(name: str, dtype: torch.dtype) -> str:

@@ -26,6 +26,7 @@ from torch import nn
 from trocar_server.engine.execute.collecting import copied_arguments
 from trocar_server.engine.host.recordings import Called, example_arguments, to_meta
 from trocar_server.models import HostedModel, make_meta_replica, make_training_copy
+from trocar_server.storage.tensor_bytes import bytes_of
 from trocar_server.surgery.recording.recording import all_tensors
 from trocar_server.surgery.recording.writes import WriteJournal, WriteWatch
 from trocar_server.surgery.structure import leaves
@@ -169,7 +170,7 @@ def _digest_of_pass(parts: Iterable[nn.Module], module: nn.Module, called: Calle
         for _picks, leaf in leaves(output):
             if isinstance(leaf, torch.Tensor):
                 dense = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous()
-                digest.update(dense.reshape(-1).view(torch.uint8).numpy().data)
+                digest.update(bytes_of(dense).numpy().data)
 
     with ExitStack() as hooks:
         for part in parts:

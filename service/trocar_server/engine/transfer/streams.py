@@ -9,6 +9,7 @@ import torch
 from trocar_server.engine.request.plan import Payload
 from trocar_server.engine.transfer.pinned_pool import CopyEvent, Piece, PinnedPool
 from trocar_server.engine.transfer.transfers import HOST, Copies
+from trocar_server.storage.tensor_bytes import bytes_of
 
 _LEAST_BYTES = 256 << 10
 """Below this waiting on another thread takes longer than the copy."""
@@ -89,7 +90,7 @@ class StreamTransfers:
         if piece is None:
             return HOST.to_host(value)
         with torch.inference_mode():  # allows copies of values of every mode
-            source = _bytes(value.contiguous())
+            source = bytes_of(value.contiguous())
             try:
                 piece.event = self._backend.download(piece.memory[: value.nbytes], source)
             except BaseException:
@@ -136,7 +137,7 @@ class StreamTransfers:
 
     def _staged(self, target: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> CopyEvent:
         """Copy a tensor to its target through a piece; returns the event of the last copy."""
-        given, wanted = _bytes(tensor), _bytes(target)
+        given, wanted = bytes_of(tensor), bytes_of(target)
         for start in range(0, tensor.nbytes, _CHUNK_BYTES):
             part = slice(start, min(start + _CHUNK_BYTES, tensor.nbytes))
             piece.memory[part].copy_(given[part])
@@ -148,7 +149,3 @@ class StreamTransfers:
 def _wait_for(events: Sequence[CopyEvent]) -> None:
     for event in events:
         event.synchronize()
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)

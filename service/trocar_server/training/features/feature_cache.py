@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trocar_server.storage.tensor_bytes import bytes_of
 from trocar_server.training.datasets.order import batches
 from trocar_server.training.features.feature_store import FeatureStore, MemoryLayout, NoRoomError
 from trocar_server.training.features.trial_run import random_state
@@ -247,8 +248,4 @@ def is_bit_equal(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same bits, shape and dtype; a NaN equals a NaN of the same bits."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return torch.equal(_bytes(first), _bytes(second))
-
-
-def _bytes(value: Tensor) -> Tensor:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(bytes_of(first), bytes_of(second))

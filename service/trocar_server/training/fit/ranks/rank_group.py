@@ -15,6 +15,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from trocar_server.storage.tensor_bytes import bytes_of
+
 LOOPBACK = "127.0.0.1"
 _dist: Any = torch.distributed  # its stubs lack a group's options and collectives (2.14)
 TRANSFER_S = 300.0
@@ -80,7 +82,7 @@ class RankGroup:
         """Overwrite the tensors of every rank by those of rank 0, bit by bit."""
         if not tensors:
             return
-        flat = torch.cat([_bytes(tensor) for tensor in tensors])
+        flat = torch.cat([bytes_of(tensor) for tensor in tensors])
         self._group.broadcast([flat], _dist.BroadcastOptions()).wait()  # from rank 0, the default
         if not self._group.rank():
             return
@@ -113,10 +115,6 @@ class RankGroup:
             self._group.reduce([flat], options).wait()
             for tensor, part in zip(found, flat.split([t.numel() for t in found]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _seconds(count: float) -> timedelta:
