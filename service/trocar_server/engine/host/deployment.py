@@ -122,7 +122,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.predictions = Predictions(self.recorder)
-        self.layouts = ModelLayouts(self.recorder)
+        self.layouts = ModelLayouts(self.recorder, self._check_made)
         self.pool.pace = Pace(self.example.work)
 
     @property
@@ -218,7 +218,7 @@ class Deployment:
 
     def prepare(self) -> None:
         """Make what the first call would wait for. Owner thread only."""
-        self.layouts.make(self.example_signature, PassGuard())
+        self.layouts.prepare(self.example_signature)
 
     @property
     def may_extend(self) -> bool:
@@ -282,12 +282,9 @@ class Deployment:
         refused = self._on_data.get(signature)
         if refused is not None:
             raise MadeDataRefusedError(refused.reason, refused.message)
-        limit = self.max_pass_bytes()
-        check_memory(made_pass_bytes(signature, self.example_signature, self.example), limit)
-        work = made_pass_work(signature, self.example_signature, self.example)
-        check_seconds(self.pool.pace.least_s(work), work, self.max_pass_s(), guard.left_s)
+        self._check_made(signature, guard)
         try:
-            return self.recorder.record_made(signature, kinds, guard, limit)
+            return self.recorder.record_made(signature, kinds, guard, self.max_pass_bytes())
         except (ServiceError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -295,6 +292,12 @@ class Deployment:
             words = f"{problem.message}. This was on example data: which modules run depends on the data"
             self._note_signature(signature, ServiceError(problem.reason, words))  # without this one's frames
             raise MadeDataRefusedError(problem.reason, words) from error
+
+    def _check_made(self, signature: Signature, guard: PassGuard) -> None:
+        """Refuse a pass on made data that would need too much memory or time."""
+        check_memory(made_pass_bytes(signature, self.example_signature, self.example), self.max_pass_bytes())
+        work = made_pass_work(signature, self.example_signature, self.example)
+        check_seconds(self.pool.pace.least_s(work), work, self.max_pass_s(), guard.left_s)
 
     def _note_signature(self, signature: Signature, refusal: ServiceError | None = None) -> None:
         with self._lock:

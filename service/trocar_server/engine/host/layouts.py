@@ -4,10 +4,11 @@
 A layout does not depend on sizes, so it is made once for all inputs of the same names, dtypes and ranks, by
 passes of sizes of its own: three samples, as a dimension of one element has no digits, and as long texts as
 the example's. The second pass has more samples and longer texts, as its check. Neither has the caller's
-data. A model that has no such pass has no layouts.
+data. A model that has no such pass has no layouts, nor one that reads its data where such a pass would be too
+large.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from trocar_server.engine.host.predictions import SignatureKind, kind_of
 from trocar_server.engine.host.recordings import ModelRecorder, fill, lacks_data, record_example
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.engine.schedule.lease import Replica
+from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_replica
 from trocar_server.models.inputs import BATCH, IMAGE_BATCH, InputSignature, InputSpec
 from trocar_server.surgery import PassGuard
@@ -40,15 +42,25 @@ _KINDS_KEPT = 64
 NO_LAYOUTS = Layouts()
 
 
+CheckMade = Callable[[Signature, PassGuard], None]
+"""Refuses a pass on made data that would need too much memory or time; raises `ServiceError`."""
+
+
+class DataPassNeededError(Exception):
+    """The model reads its data, and no pass on data may run."""
+
+
 @dataclass
 class ModelLayouts:
     """The layouts of a model's passes, by kind of inputs. Owner thread only, but `find`.
 
     Attributes:
         recorder: Records its passes.
+        check_made: Checks passes on made data; None allows none.
     """
 
     recorder: ModelRecorder
+    check_made: CheckMade | None = None
     _known: dict[SignatureKind, Layouts] = field(default_factory=dict)
 
     def find(self, signature: Signature) -> Layouts | None:
@@ -63,9 +75,26 @@ class ModelLayouts:
         """
         known = self.find(signature)
         if known is None:
-            known = _made(self.recorder, signature, guard) if len(self._known) < _KINDS_KEPT else NO_LAYOUTS
+            known = NO_LAYOUTS
+            if len(self._known) < _KINDS_KEPT:
+                with suppress(DataPassNeededError):
+                    known = self._made(signature, guard, self.check_made)
             self._known = {**self._known, kind_of(signature): known}
         return known
+
+    def prepare(self, signature: Signature) -> None:
+        """Make the layouts for inputs of a signature, if that takes no pass on data."""
+        with suppress(DataPassNeededError):
+            layouts = self._made(signature, PassGuard(), None)
+            self._known = {**self._known, kind_of(signature): layouts}
+
+    def _made(self, signature: Signature, guard: PassGuard, check_made: CheckMade | None) -> Layouts:
+        for has_own_sizes in (False, True):
+            passes = _Passes(self.recorder, signature, guard, check_made, has_own_sizes)
+            first = passes.walk(_SAMPLES[0], {})
+            if first is not None:
+                return passes.checked(first)
+        return NO_LAYOUTS
 
 
 def example_layouts(hosted: HostedModel) -> Layouts:
@@ -73,51 +102,67 @@ def example_layouts(hosted: HostedModel) -> Layouts:
     recorder, recording = record_example(hosted)
     taken = (leaf.dtype for leaf in recording.modules[""].calls[0].inputs)
     dtype = next((dtype for dtype in taken if dtype is not None), torch.float32)
-    return _made(recorder, signature_of_batch(hosted, 1, dtype), PassGuard())
+    return ModelLayouts(recorder).make(signature_of_batch(hosted, 1, dtype), PassGuard())
 
 
-def _made(recorder: ModelRecorder, signature: Signature, guard: PassGuard) -> Layouts:
-    for has_own_sizes in (False, True):
-        inputs = TaggedInputs(recorder.hosted, signature, has_own_sizes=has_own_sizes)
-        first = _walked(recorder, inputs, _SAMPLES[0], {}, guard)
-        if first is not None:
-            return _checked(recorder, inputs, first, guard)
-    return NO_LAYOUTS
+class _Passes:
+    """Passes with tags on inputs of one kind."""
 
+    def __init__(
+        self,
+        recorder: ModelRecorder,
+        signature: Signature,
+        guard: PassGuard,
+        check_made: CheckMade | None,
+        has_own_sizes: bool,
+    ) -> None:
+        self._recorder, self._guard, self._check_made = recorder, guard, check_made
+        self._inputs = TaggedInputs(recorder.hosted, signature, has_own_sizes=has_own_sizes)
 
-def _checked(recorder: ModelRecorder, inputs: "TaggedInputs", first: Walk, guard: PassGuard) -> Layouts:
-    """Return the layouts of a pass, checked by a second one, where the model has such a pass."""
-    longer = inputs.longer_sizes
-    for sizes in [longer, {}] if longer else [{}]:
-        second = _walked(recorder, inputs, _SAMPLES[1], sizes, guard)
-        if second is not None:
-            moved = {name: (size, sizes.get(name, size)) for name, size in inputs.sizes.items()}
-            return checked(first, second, {**moved, first.first_axis: _SAMPLES})
-    return first.layouts
+    def walk(self, samples: int, sizes: Mapping[str, int]) -> Walk | None:
+        """Run one, on the meta device if possible; None where the model refuses such inputs.
 
+        Raises:
+            DataPassNeededError: The model reads its data, and no pass on data may run.
+        """
+        if self._recorder.meta is not None:
+            try:
+                return self._run(make_replica(self._recorder.meta), samples, sizes, "meta")
+            except Exception as error:  # noqa: BLE001 - a model may raise anything
+                if not lacks_data(error):
+                    return None
+        return self._walk_on_data(samples, sizes)
 
-def _walked(
-    recorder: ModelRecorder, inputs: "TaggedInputs", samples: int, sizes: Mapping[str, int], guard: PassGuard
-) -> Walk | None:
-    """Run one pass with tags, on the meta device if possible; None where the model has no such pass."""
+    def checked(self, first: Walk) -> Layouts:
+        """Return the layouts of a pass, checked by a second one, where the model has such a pass."""
+        inputs, longer = self._inputs, self._inputs.longer_sizes
+        for sizes in [longer, {}] if longer else [{}]:
+            second = self.walk(_SAMPLES[1], sizes)
+            if second is not None:
+                moved = {name: (size, sizes.get(name, size)) for name, size in inputs.sizes.items()}
+                return checked(first, second, {**moved, first.first_axis: _SAMPLES})
+        return first.layouts
 
-    def run(module: nn.Module, device: torch.device | str) -> Walk:
-        names, values, dims = inputs.make(samples, sizes, device)
-        called = recorder.hosted.forward.called(names, values)
-        with guard.watching(module):
-            return walk(module, called, dict(zip(names, values, strict=True)), dims, inputs.masks)
-
-    hosted = recorder.hosted
-    if recorder.meta is not None:
+    def _walk_on_data(self, samples: int, sizes: Mapping[str, int]) -> Walk | None:
+        hosted = self._recorder.hosted
+        if self._check_made is None or hosted.takes_list:  # of a list no dimension is known anyway
+            raise DataPassNeededError
         try:
-            return run(make_replica(recorder.meta), "meta")
-        except Exception as error:  # noqa: BLE001 - a model may raise anything
-            if not lacks_data(error):
-                return None
-    with suppress(Exception):
-        replica = Replica(hosted.pristine, module=hosted.pristine.apart())
-        return replica.run(lambda module: run(module, hosted.device))
-    return None
+            self._check_made(self._inputs.signature(samples, sizes), self._guard)
+        except ServiceError:
+            raise DataPassNeededError from None
+        with suppress(Exception):
+            replica = Replica(hosted.pristine, module=hosted.pristine.apart())
+            return replica.run(lambda module: self._run(module, samples, sizes, hosted.device))
+        return None
+
+    def _run(
+        self, module: nn.Module, samples: int, sizes: Mapping[str, int], device: torch.device | str
+    ) -> Walk:
+        names, values, dims = self._inputs.make(samples, sizes, device)
+        called = self._recorder.hosted.forward.called(names, values)
+        with self._guard.watching(module):
+            return walk(module, called, dict(zip(names, values, strict=True)), dims, self._inputs.masks)
 
 
 class TaggedInputs:
@@ -164,6 +209,14 @@ class TaggedInputs:
         }
         return {name: size for name, size in longer.items() if size <= largest.get(name, size)}
 
+    def signature(self, samples: int, sizes: Mapping[str, int]) -> Signature:
+        """Return the signature of what `make` makes."""
+        known = {**self.sizes, **sizes}
+        return tuple(
+            replace(entry, shapes=tuple(self._shape(shape, spec, samples, known) for shape in entry.shapes))
+            for entry, spec in zip(self._entries, self._specs, strict=True)
+        )
+
     def make(
         self, samples: int, sizes: Mapping[str, int], device: torch.device | str
     ) -> tuple[Sequence[str], Sequence[Any], list[tuple[torch.Tensor, Dims]]]:
@@ -174,15 +227,13 @@ class TaggedInputs:
             sizes: Those of axes that are not as in `sizes`.
             device: `meta`, or that of the model.
         """
-        known = {**self.sizes, **sizes}
         axes: dict[str, Axis] = {}
-        example = self._example(samples, known) if str(device) != "meta" else {}
+        example = self._example(samples, {**self.sizes, **sizes}) if str(device) != "meta" else {}
         values, dims = [], []
-        for entry, spec in zip(self._entries, self._specs, strict=True):
-            shapes = tuple(self._shape(shape, spec, samples, known) for shape in entry.shapes)
+        for entry, spec in zip(self.signature(samples, sizes), self._specs, strict=True):
             value: Any = example.get(entry.name)
-            if value is None or tuple(value.shape) != shapes[0] or value.dtype != entry.dtype:
-                value = fill(replace(entry, shapes=shapes), device, 1)
+            if value is None or tuple(value.shape) != entry.shapes[0] or value.dtype != entry.dtype:
+                value = fill(entry, device, 1)
             value = value.to(device) if isinstance(value, torch.Tensor) else value
             values.append(value)
             for _, tensor in leaves(value):
