@@ -279,6 +279,8 @@ class TaggedInputs:
                 yield whole(Axis(Kind.CHANNELS if is_only else Kind.UNKNOWN, size))
 
 
+_MASKED = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Token ids, by the name of their mask, of which a signature may not tell the shape."""
 _BATCHES = (BATCH, IMAGE_BATCH)
 
 
@@ -287,4 +289,14 @@ def _spec(signature: InputSignature, entry: TensorSignature, place: int) -> Inpu
     if not signature.is_complete or entry.flag is not None:
         return None
     spec = signature.find(entry.name, place)
-    return spec if entry.name in ("", spec.name) else None
+    if entry.name not in ("", spec.name):
+        return None
+    ids = next((one for one in signature.inputs if one.name == _MASKED.get(spec.name)), None)
+    if (
+        spec.shape is None
+        and ids is not None
+        and ids.shape is not None
+        and len(ids.shape) == len(entry.shapes[0])
+    ):
+        return replace(spec, shape=ids.shape)
+    return spec

@@ -15,6 +15,7 @@ from trocar_server.surgery import Leaf, Target
 from trocar_server.tensors.reductions import CastSignature, Reduced, cast_signature, reduced_signature
 from trocar_server.tensors.stats import Accumulator, Scope, Statistic, number_count
 from trocar_server.tensors.stats.groups import resolve_channel_dim
+from trocar_server.tensors.stats.statistic import default_channel_dim
 
 COVARIANCE = "covariance"
 """The role of the covariance matrix beside its feature map."""
@@ -109,6 +110,15 @@ class TapTarget:
                 tap.statistics, tap.scope, self.measured(shape), self.statistics_dim, tap.parameters
             )
         return max(numbers - free, 0) * _NUMBER_BYTES + scales
+
+    @property
+    def channels_needed(self) -> int | None:
+        """The dimension of the channels, where the statistics tell channels apart; else None."""
+        tap, rank = self.tap, len(self.leaf.shape or ())
+        if tap.scope is not Scope.CHANNEL and Statistic.ARGMAX_CHANNEL not in tap.statistics:
+            return None
+        dim = default_channel_dim(rank) if tap.channel_dim is None else tap.channel_dim
+        return dim % max(rank, 1)
 
     def measured(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a shape as statistics see it: those over samples have these first."""

@@ -29,7 +29,7 @@ from trocar_server.surgery import (
     named_arguments,
 )
 from trocar_server.tensors.reductions import CastValue, Reduced, cast_value, reduce_value
-from trocar_server.tensors.reductions.padding import Padding, unpadded
+from trocar_server.tensors.reductions.padding import Own, Padding, unpadded
 from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult, results
 
 _NO_GRAPH: AbstractContextManager[None] = nullcontext()
@@ -250,7 +250,7 @@ def _reduced_maps(
     name, tap = target.target.name, target.tap
     with target.named_errors():
         reduced = _reduced(target, value, operands, guard, padding)
-        taken = _taken(target, reduced)
+        taken = _taken(target, reduced, padding)
         cast = None
         if tap.cast and tap.cast.applies_to(reduced.value.dtype):
             cast = cast_value(reduced.value, tap.cast, reduced.channel_dim)
@@ -261,15 +261,28 @@ def _reduced_maps(
     return [*found, *_companions(main, companions)], taken
 
 
-def _taken(target: TapTarget, reduced: Reduced) -> Accumulator | None:
+def _taken(target: TapTarget, reduced: Reduced, padding: Padding) -> Accumulator | None:
     if not target.tap.statistics:
         return None
-    accumulator = target.accumulator()
-    value, mask = target.samples_first(reduced.value), reduced.mask
-    mask = None if mask is None else target.samples_first(mask)
-    for part in unpadded(value, mask, by_sample=target.tap.scope is Scope.SAMPLE):
+    accumulator, by_sample = target.accumulator(), target.tap.scope is Scope.SAMPLE
+    own = None if target.tap.reductions else _own(target, reduced.value, padding)
+    if own is None or own.dims == (0, 1):
+        parts = unpadded(target.samples_first(reduced.value), reduced.mask, by_sample=by_sample)
+    else:
+        dim = target.channels_needed
+        place = target.statistics_dim
+        parts = own.parts(reduced.value, dim, (dim or 0) if place is None else place, by_sample=by_sample)
+    for part in parts:
         accumulator.update(part)
     return accumulator
+
+
+def _own(target: TapTarget, value: torch.Tensor, padding: Padding) -> Own | None:
+    """Return which positions of a value are a sample's own; None where all count."""
+    is_of_pass = target.target.kind == "module" and target.target.parameter is None
+    if target.tap.includes_padding or not is_of_pass:
+        return None
+    return padding.own(target.target.name, value, target.target.layout)
 
 
 def _companions(main: Output, values: Mapping[str, torch.Tensor]) -> Iterator[FeatureMap]:
@@ -303,10 +316,8 @@ def _reduced(
     target: TapTarget, value: torch.Tensor, operands: Operands, guard: PassGuard, padding: Padding
 ) -> Reduced:
     tap = target.tap
-    is_of_pass = target.target.kind == "module" and target.target.parameter is None
-    is_masked = is_of_pass and not tap.includes_padding
-    needs_mask = is_masked and bool(tap.reductions or tap.statistics)
-    mask = padding.of_value(target.target.name, value, target.target.layout) if needs_mask else None
+    found = _own(target, value, padding) if tap.reductions or tap.statistics else None
+    mask = None if found is None else found.of_first_two()
     if not (tap.reductions or tap.cast):
         is_behind = tap.channel_dim is None or tap.channel_dim % value.ndim > 1
         return Reduced(value, mask=mask if is_behind else None)

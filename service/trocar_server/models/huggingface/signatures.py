@@ -13,8 +13,10 @@ from trocar_server.models.inputs import (
     FLATTENED,
     IMAGE_BATCH,
     IMAGE_GRID,
+    IMAGES,
     PATCH_MASK,
     SPATIAL_SHAPES,
+    TOKEN_IDS,
     InputSignature,
     InputSpec,
 )
@@ -87,9 +89,12 @@ def _specs(module: Any) -> Iterator[InputSpec]:
     known["position_ids"] = ("int64", (BATCH, "tokens"), _largest(module, given=True).get("tokens", 0))
     if _takes_patches(module):
         known |= _patches(config)
+    parameters = inspect.signature(_forward_of(module)).parameters
+    if {TOKEN_IDS, IMAGES} <= set(parameters):  # the mask is of the texts, also where images come first
+        known["attention_mask"] = ("int64", (BATCH, "tokens"), 2)
     known |= _other_patches(module) | family_inputs(module)
     required = _required(module)
-    for parameter in inspect.signature(_forward_of(module)).parameters.values():
+    for parameter in parameters.values():
         name = parameter.name
         if parameter.kind is parameter.VAR_KEYWORD:
             yield from _outputs(parameter.annotation)

@@ -125,7 +125,8 @@ class Layout:
         pieces = self.meanings[dim].pieces
         masks = {root: given[name] for root, name in self.masks.items() if name in given}
         batch = len(next(iter(masks.values())))
-        parts = [_own(piece, masks, batch) for piece in pieces]
+        only = size if len(pieces) == 1 else 0
+        parts = [_own(piece, masks, batch, only) for piece in pieces]
         if any(part is None and piece.root in masks for piece, part in zip(pieces, parts, strict=True)):
             return None
         missing = size - sum(part.shape[1] for part in parts if part is not None)
@@ -136,10 +137,12 @@ class Layout:
         return torch.cat([rest if part is None else part for part in parts], 1)
 
 
-def _own(piece: Piece, masks: Mapping[str, torch.Tensor], batch: int) -> torch.Tensor | None:
+def _own(piece: Piece, masks: Mapping[str, torch.Tensor], batch: int, size: int) -> torch.Tensor | None:
     """Return the mask of a piece; None where its length is not known."""
     if piece.root in masks:
         mask: torch.Tensor | None = masks[piece.root]
+        if size == masks[piece.root].shape[1] and all(step.name in _IN_ORDER for step in piece.steps):
+            return mask  # each position is that of the input, as of a causal convolution
         for step in piece.steps:
             mask = None if mask is None else _after(step, mask)
         return mask
@@ -148,11 +151,13 @@ def _own(piece: Piece, masks: Mapping[str, torch.Tensor], batch: int) -> torch.T
     return None
 
 
+_IN_ORDER = ("window", "slice", "pad")
+
+
 def _after(step: Step, mask: torch.Tensor) -> torch.Tensor | None:
     """Return a mask after a step; None where a sample would not have these positions alone."""
     if step.name == "slice":
-        start, stop, stride = step.numbers
-        return mask[:, slice(start, stop or None, stride)]
+        return _sliced(mask, *step.numbers)
     if step.name == "pad":
         before, after = step.numbers
         return torch.nn.functional.pad(mask, (before, after)) if min(before, after) >= 0 else None
@@ -163,10 +168,24 @@ def _after(step: Step, mask: torch.Tensor) -> torch.Tensor | None:
     return _windows(step, mask) if step.name == "window" else None
 
 
+def _sliced(mask: torch.Tensor, start: int, stop: int, stride: int) -> torch.Tensor:
+    """Return the mask of a slice, whose end may be counted from the end of each sample."""
+    kept = mask[:, slice(start, stop or None, stride)]
+    lengths = mask.sum(1)
+    if stop >= 0 or not torch.equal(mask, _first(lengths, mask.shape[1])):
+        return kept
+    return kept & _first(lengths + stop - start, kept.shape[1])
+
+
+def _first(lengths: torch.Tensor, size: int) -> torch.Tensor:
+    """Return a mask of the first positions of each sample."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
 def _windows(step: Step, mask: torch.Tensor) -> torch.Tensor | None:
     """Return which windows a sample has alone; None unless its own positions come first."""
-    lengths, places = mask.sum(1), torch.arange(mask.shape[1], device=mask.device)
-    if not torch.equal(mask, places < lengths[:, None]):
+    lengths = mask.sum(1)
+    if not torch.equal(mask, _first(lengths, mask.shape[1])):
         return None
     kernel, stride, padding, dilation = step.numbers
 
@@ -174,7 +193,7 @@ def _windows(step: Step, mask: torch.Tensor) -> torch.Tensor | None:
         return max((length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1, 0)
 
     own = torch.tensor([count(length) for length in lengths.tolist()], device=mask.device)
-    return torch.arange(count(mask.shape[1]), device=mask.device) < own[:, None]
+    return _first(own, count(mask.shape[1]))
 
 
 def layout_of(dims: Dims, masks: Mapping[str, str]) -> Layout:

@@ -116,7 +116,7 @@ def walk(
     by_value = {key: layout_of(own, masks) for key, own in recorder.dims.items()}
     shapes = {key: tuple(map(size_of, own)) for key, own in recorder.dims.items()}
     first = next((digit.axis.real for _, own in inputs for digit in own[0][:1]), None)
-    first_axis = "" if first is None else first.name or first.kind
+    first_axis = "" if first is None else first.name or str(first.kind)
     return Walk(Layouts(by_value, dict(tagging.missing)), shapes, first_axis)
 
 

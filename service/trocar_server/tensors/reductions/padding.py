@@ -8,8 +8,9 @@ Statistics, pools, Gram matrices and a top-k leave padding out: a sample's numbe
 alone. Which dimension has the positions of a masked argument, and how they were made from these, is what the
 value's layout says: a class token before them is a sample's own, frames of sound are as many as the samples
 of the text alone would have given. Values of which nothing is known have the mask whose shape theirs begins
-with. The sum, mean or norm of an objective is over all elements that its reductions leave, padding among
-them, as it is without reductions; only filling, which is no element of the value, does not count.
+with. Statistics leave padding out of every value, reductions out of (batch, tokens, width). The sum, mean or
+norm of an objective is over all elements that its reductions leave, padding among them, as it is without
+reductions; only filling, which is no element of the value, does not count.
 """
 
 from collections.abc import Mapping
@@ -30,10 +31,6 @@ class Layout(Protocol):
     @property
     def axes(self) -> tuple[str, ...]:
         """The name of each dimension."""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether every dimension is known."""
 
     @property
     def batch(self) -> int | None:
@@ -62,33 +59,99 @@ class Padding:
         masks = {name: _mask_of(arguments.get(name)) for name in _MASKS}
         return cls({name: mask for name, mask in masks.items() if mask is not None})
 
-    def of_value(self, selector: str, value: torch.Tensor, layout: Layout | None) -> torch.Tensor | None:
-        """Return the mask of a module's value; None where it has no tokens, or no padding.
+    def own(self, selector: str, value: torch.Tensor, layout: Layout | None) -> "Own | None":
+        """Return which positions of a module's value are a sample's own; None where nothing is padding.
 
         Args:
             selector: Its name, for errors.
             value: The value.
             layout: What its dimensions mean; None where that is not known.
 
-        Returns:
-            Bool, of the value's first two dimensions.
-
         Raises:
             ServiceError: `REDUCTION_REJECTED`, some of its positions are padding, and which is not known.
         """
         if not self.masks:
             return None
-        if layout is None or not layout.is_known:
+        if layout is None or self._may_be_open(layout, value):
             masks = (mask for mask in self.masks.values() if mask.shape == value.shape[:2])
-            return next(masks, None) if value.ndim == _UNKNOWN_RANK else None
+            mask = next(masks, None) if value.ndim == _UNKNOWN_RANK else None
+            return None if mask is None else Own((0, 1), mask)
         dims = layout.masked_dims(self.masks)
-        if not dims:
+        if not dims or layout.batch is None:  # the same for all samples
             return None
-        if len(dims) == 1 and {layout.batch, dims[0]} == {0, 1}:
-            mask = layout.mask_of(dims[0], self.masks, value.shape[dims[0]])
-            if mask is not None and mask.shape == (value.shape[layout.batch or 0], value.shape[dims[0]]):
-                return mask if dims[0] == 1 else mask.T
-        raise _not_known(selector, value, layout)
+        found: torch.Tensor | None = None
+        for number, dim in enumerate(dims):
+            mask = layout.mask_of(dim, self.masks, value.shape[dim])
+            if mask is None or mask.shape != (value.shape[layout.batch], value.shape[dim]):
+                raise _not_known(selector, value, layout)
+            mask = mask.reshape(len(mask), *[1] * number, -1, *[1] * (len(dims) - number - 1))
+            found = mask if found is None else found & mask
+        return None if found is None else Own((layout.batch, *dims), found)
+
+    def _may_be_open(self, layout: Layout, value: torch.Tensor) -> bool:
+        """Whether a dimension of which nothing is known may have the positions of a mask, by its length."""
+        lengths = {mask.shape[1] for mask in self.masks.values()}
+        pairs = zip(layout.axes, value.shape, strict=True)
+        return any(name == "?" and size in lengths for name, size in pairs)
+
+    def of_value(self, selector: str, value: torch.Tensor, layout: Layout | None) -> torch.Tensor | None:
+        """Return the mask of a module's value (batch, tokens, ...), or (tokens, batch, ...).
+
+        None for values of other dimensions: their reductions count padding. Arguments and errors as of `own`.
+
+        Returns:
+            Bool, of the value's first two dimensions.
+        """
+        own = self.own(selector, value, layout)
+        return None if own is None else own.of_first_two()
+
+
+@dataclass(frozen=True)
+class Own:
+    """Which positions of a value are a sample's own.
+
+    Attributes:
+        dims: Dimensions of the value: of the samples, then those with positions.
+        mask: Bool, of these dimensions in this order.
+    """
+
+    dims: tuple[int, ...]
+    mask: torch.Tensor
+
+    def of_first_two(self) -> torch.Tensor | None:
+        """Return the mask of the value's first two dimensions; None where it is of others."""
+        if set(self.dims) != {0, 1}:
+            return None
+        return self.mask if self.dims == (0, 1) else self.mask.T
+
+    def parts(
+        self, value: torch.Tensor, channel_dim: int | None, place: int, *, by_sample: bool
+    ) -> list[torch.Tensor]:
+        """Return the value's own elements, of each sample or of all in one.
+
+        Args:
+            value: The value.
+            channel_dim: Its channels; None where it does not matter which elements are of one channel.
+            place: The dimension of the channels in the parts.
+            by_sample: Whether samples stay apart; they are then the first dimension.
+        """
+        if channel_dim in self.dims:
+            return [value]
+        others = [dim for dim in range(value.ndim) if dim not in (*self.dims, channel_dim)]
+        last = [] if channel_dim is None else [channel_dim]
+        ordered = value.permute(*self.dims, *others, *last)
+        pairs = zip(ordered, self.mask, strict=True) if by_sample else ((ordered, self.mask),)
+        return [_placed(part[kept], place if last else None) for part, kept in pairs]
+
+
+def _placed(kept: torch.Tensor, channel_dim: int | None) -> torch.Tensor:
+    """Return elements (..., channels) with the channels at a dimension, and one element in those before."""
+    if channel_dim is None:
+        return kept.reshape(1, -1)
+    rows = kept.flatten(0, -2)
+    if channel_dim < 2:
+        return rows.T if channel_dim == 0 else rows.T[None]
+    return rows.reshape(*[1] * (channel_dim - 1), *rows.shape)
 
 
 NO_PADDING = Padding()
@@ -100,8 +163,8 @@ def _not_known(selector: str, value: torch.Tensor, layout: Layout) -> ServiceErr
     return ServiceError(
         ErrorReason.REDUCTION_REJECTED,
         f"'{selector}' of shape {tuple(value.shape)} is ({axes}), and some of its positions are padding that "
-        "can only be left out of (batch, tokens, channels); count padding as well (in Python "
-        "`padding=True`), or send the samples alone",
+        "cannot be told apart from the others, as of windows over padding on the left; count padding as well "
+        "(in Python `padding=True`), or send the samples alone",
     )
 
 

@@ -42,6 +42,8 @@ CASES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "a class token before them": with_class_token,
     "frames of a convolution and a pool": frames,
     "without the first": lambda _, x: x[:, 1:],
+    "without the last": lambda _, x: x[:, :-1],
+    "a causal convolution": lambda _, x: F.conv1d(x.mT, torch.ones(6, WIDTH, 4), padding=3)[..., :-3].mT,
     "heads and back": lambda _, x: x.unflatten(2, (2, 2)).transpose(1, 2).transpose(1, 2).flatten(2),
 }
 
