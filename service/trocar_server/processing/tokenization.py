@@ -51,10 +51,15 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     lengths = [len(each["input_ids"]) for each in encoded]
     padded_length = max(*lengths, head["padded_tokens"])
     check_tokens(lengths, head["padded_tokens"], head["most_tokens"])
-    may_pad_left = tokenizer.pad_token_id is not None and head["left_padding"] != "right"
-    pads_left = may_pad_left and tokenizer.padding_side == "left"
     names = [name for name in _names(tokenizer, encoded) if head["names"] is None or name in head["names"]]
-    has_positions = pads_left and head["left_padding"] == "positions" and min(lengths) < padded_length
+    is_masked = (
+        "attention_mask" in names
+    )  # without a mask padding is read as the model was trained to read it
+    may_pad_left = tokenizer.pad_token_id is not None and not (is_masked and head["left_padding"] == "right")
+    pads_left = may_pad_left and tokenizer.padding_side == "left"
+    has_positions = (
+        pads_left and is_masked and head["left_padding"] == "positions" and min(lengths) < padded_length
+    )
     check_text_bytes(lengths, padded_length, len(names) + has_positions, head["most_bytes"])
     arrays = {name: _padded(tokenizer, name, encoded, padded_length, pads_left=pads_left) for name in names}
     if has_positions:
