@@ -5,6 +5,8 @@ wait, and each is answered as if it were alone. The model of a trainer: the numb
 were acknowledged, and the weights after each number, which are those of an undisturbed run.
 """
 
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import asyncio

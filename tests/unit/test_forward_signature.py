@@ -1,5 +1,7 @@
 """Names of arguments: bound by the parameters of a forward, and passed as it takes them."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import functools
 from collections.abc import Callable
 from typing import Any

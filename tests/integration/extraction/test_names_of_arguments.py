@@ -1,5 +1,7 @@
 """Arguments by position and by name are one request: the same plans, passes, masks and numbers."""
 
+# pyright: reportIncompatibleMethodOverride=false
+
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

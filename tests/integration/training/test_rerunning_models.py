@@ -1,5 +1,9 @@
 """Models whose own functions of autograd call modules again in the backward pass, beside plain ones."""
 
+# transformers is half typed.
+# pyright: reportIncompatibleMethodOverride=false, reportOptionalSubscript=false
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

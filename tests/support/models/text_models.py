@@ -1,5 +1,7 @@
 """Tiny transformers of random weights, their tokenizers, and the folder of a real one. No network."""
 
+# pyright: reportIncompatibleMethodOverride=false
+
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path

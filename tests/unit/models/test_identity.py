@@ -1,5 +1,7 @@
 """Identity of a model: every field, setting and file that decides values, and nothing else."""
 
+# pyright: reportArgumentType=false
+
 import dataclasses
 import importlib.util
 import subprocess

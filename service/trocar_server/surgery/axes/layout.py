@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -70,7 +69,7 @@ class Layout:
     meanings: tuple[Meaning, ...]
     masks: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    @cached_property
+    @property
     def axes(self) -> tuple[str, ...]:
         """The name of each dimension; see `Meaning`."""
         return tuple(meaning.name for meaning in self.meanings)

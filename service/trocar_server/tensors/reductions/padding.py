@@ -31,16 +31,20 @@ class Layout(Protocol):
     @property
     def axes(self) -> tuple[str, ...]:
         """The name of each dimension."""
+        ...
 
     @property
     def batch(self) -> int | None:
         """The dimension of the samples."""
+        ...
 
     def masked_dims(self, masks: Mapping[str, torch.Tensor]) -> list[int]:
         """Return the dimensions with positions of which one of these masks tells."""
+        ...
 
     def mask_of(self, dim: int, given: Mapping[str, torch.Tensor], size: int) -> torch.Tensor | None:
         """Return the mask of a dimension, (batch, positions); None where it is not known."""
+        ...
 
 
 @dataclass(frozen=True)

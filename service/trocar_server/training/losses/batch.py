@@ -152,7 +152,7 @@ def make_batch(
     hosted = plan.hosted
     arguments = build_arguments(hosted, plan.inputs, own, images, guard)
     positional: Sequence[object] = ()
-    keyword: dict[str, object] = dict(zip(plan.names, arguments, strict=True))
+    keyword: Mapping[str, object] = dict(zip(plan.names, arguments, strict=True))
     if not plan.are_keywords:
         positional, keyword = hosted.forward.called(plan.names, arguments)
     compared: dict[str, torch.Tensor] = {}
@@ -160,4 +160,4 @@ def make_batch(
         compared[target.name] = tensor_of(target.dtype, target.shape, payload).to(hosted.device)
     if plan.layout is not None:
         compared = with_token_labels(plan.losses, compared, keyword, plan.layout)
-    return Batch(tuple(positional), keyword, compared, plan.rows)
+    return Batch(tuple(positional), dict(keyword), compared, plan.rows)
