@@ -338,14 +338,23 @@ def test_a_replica_that_is_lost_in_a_hand_over_is_noticed(seed: int) -> None:
             hand_over(seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_step_out_of_turn_is_noticed(seed: int) -> None:
+def is_noticed(seed: int) -> bool:
+    """Whether two steps of this order of the loop show a fault."""
+    try:
+        two_steps(seed)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_a_step_out_of_turn_is_noticed() -> None:
+    """In one of twenty orders, of which most show it: which do depends on all awaits of a step."""
+
     async def at_once(self: Any, number: int) -> None:
         """Do not wait for the steps before."""
         self.next_number = max(self.next_number, number)
 
-    two_steps(seed)
+    assert not any(map(is_noticed, SEEDS))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Numbering, "_wait", at_once)
-        with pytest.raises(AssertionError):
-            two_steps(seed)
+        assert any(map(is_noticed, range(20)))

@@ -50,7 +50,7 @@ class Planted:
 
 
 def _padding_counts(patch: Patch) -> None:
-    patch.setattr(Padding, "of_value", lambda self, selector, value, layout: None)
+    patch.setattr(Padding, "own", lambda self, selector, value, layout: None)
 
 
 def _first_sample_is_special(patch: Patch) -> None:

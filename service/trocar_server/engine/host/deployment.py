@@ -216,10 +216,6 @@ class Deployment:
             if len(self._recordings) > _RECORDINGS_KEPT:
                 self._recordings.popitem(last=False)
 
-    def prepare(self) -> None:
-        """Make what the first call would wait for. Owner thread only."""
-        self.layouts.prepare(self.example_signature)
-
     @property
     def may_extend(self) -> bool:
         """Whether `extend_predictions` has something to do."""

@@ -191,11 +191,7 @@ class Deployments(Mapping[str, Deployment]):
             deployment.is_repeatable = may_be_cached and agrees
             return deployment
 
-        deployment = await self._owner.run(make)
-        self._owner.submit(deployment.prepare).add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )
-        return deployment
+        return await self._owner.run(make)
 
     def replace(self, deployment: Deployment, replicas: int) -> None:
         """Serve a model from `build`; calls that run on the old one of this id finish there."""

@@ -82,12 +82,6 @@ class ModelLayouts:
             self._known = {**self._known, kind_of(signature): known}
         return known
 
-    def prepare(self, signature: Signature) -> None:
-        """Make the layouts for inputs of a signature, if that takes no pass on data."""
-        with suppress(DataPassNeededError):
-            layouts = self._made(signature, PassGuard(), None)
-            self._known = {**self._known, kind_of(signature): layouts}
-
     def _made(self, signature: Signature, guard: PassGuard, check_made: CheckMade | None) -> Layouts:
         for has_own_sizes in (False, True):
             passes = _Passes(self.recorder, signature, guard, check_made, has_own_sizes)
