@@ -205,7 +205,9 @@ def recorded_over(known: list[Row], path: Path, *words: str) -> tuple[int, dict[
     """
     test_map.write(test_map.joined(known), path)
     command = (sys.executable, "-c", RECORD, str(path), SIZES, *words)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Of the run that this test is in, which may be one of several workers, the other run knows nothing.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, names(test_map.read(path))
 
 
