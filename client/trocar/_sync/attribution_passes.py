@@ -196,10 +196,10 @@ def _cam(
 
 def _channel_dim(maps: FeatureMaps, options: methods.GradCam) -> int | None:
     """Return the dimension of the channels; None for tokens, which become positions by a grid."""
-    axes = maps.info[VALUE].axes
-    if options.channel_dim is not None or options.grid is not None or "tokens" in axes:
+    described = maps.info.get(VALUE)
+    if options.channel_dim is not None or options.grid is not None or described is None:
         return options.channel_dim
-    return maps.info[VALUE].channel_dim
+    return None if "tokens" in described.axes else described.channel_dim
 
 
 def _one_pass(
