@@ -42,7 +42,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_positions_are_summed() -> None:
     maps = np.random.default_rng(1).standard_normal((2, 5, 3, 4))
-    found = scores(trocar.logit(3), {"/out": maps}, [0, 1], 2)
+    found = scores(trocar.logit(3), {"/out": np.moveaxis(maps, 1, -1)}, [0, 1], 2)
     np.testing.assert_allclose(found, maps[:, 3].sum(axis=(1, 2)))
     tokens = maps[..., 0].transpose(0, 2, 1)
     np.testing.assert_allclose(
