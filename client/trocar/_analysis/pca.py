@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from trocar._analysis.moments import Floats, Moments
 from trocar._base.replacement import replacement
 from trocar._base.tables import html_table, number_text
-from trocar._base.tensors import Array
+from trocar._base.tensors import Array, usual_channel_dim
 from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Pca:
             ValueError: That dimension has another size than `mean`.
         """
         if channel_dim is None:
-            channel_dim = 2 if values.ndim == 3 else 1
+            channel_dim = usual_channel_dim(values.ndim)
         if not -values.ndim <= channel_dim < values.ndim or values.shape[channel_dim] != self.mean.size:
             raise ValueError(
                 f"values of shape {values.shape} have no {self.mean.size} channels in dimension {channel_dim}"

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trocar._attribution import attribution_objectives
+from trocar._base.tensors import usual_channel_dim
 from trocar._request.taps import Tap, tap
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
     from trocar._base.tensors import Array
     from trocar._request.objectives import Objective
-
-_TOKENS = 3
-"""The rank of (batch, tokens, classes), where the reply does not say what dimensions mean."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _classes_last(maps: Mapping[str, Array], name: str) -> Array:
     described = getattr(maps, "info", {}).get(name)  # a mapping of arrays alone has none
     dim = None if described is None else described.channel_dim
     if dim is None:
-        dim = -1 if value.ndim == _TOKENS else min(1, value.ndim - 1)
+        dim = min(usual_channel_dim(value.ndim), value.ndim - 1)
     return np.moveaxis(value, dim, -1)
 
 

@@ -60,8 +60,8 @@ class Value(Protocol):
         ...
 
     @property
-    def axes(self) -> tuple[str, ...]:
-        """What each dimension means; empty where nothing is known."""
+    def channel_dim(self) -> int | None:
+        """The dimension of the channels; None where that is not known."""
         ...
 
 
@@ -159,8 +159,8 @@ def _positions(value: Value, input_shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _is_channels_last(value: Value, input_shape: tuple[int, ...]) -> bool:
     """Whether the channels come last; where that is not known, the proportions of the input tell."""
-    if value.axes.count("channels") == 1:
-        return value.axes[-1] == "channels"
+    if value.channel_dim is not None:
+        return value.channel_dim == len(value.shape) - 1
     shape, size = value.shape, (input_shape[2], input_shape[3])
     return _is_reduced((shape[1], shape[2]), size) and not _is_reduced((shape[2], shape[3]), size)
 

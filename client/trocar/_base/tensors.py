@@ -36,6 +36,11 @@ class WireTensor(NamedTuple):
         return _with_bytes, (self.dtype, self.shape, bytes(self.payload))
 
 
+def usual_channel_dim(rank: int) -> int:
+    """Return the dimension of the channels where no reply says it: the last of rank 3, otherwise 1."""
+    return 2 if rank == 3 else 1
+
+
 def _with_bytes(dtype: pb.Dtype.ValueType, shape: tuple[int, ...], payload: bytes) -> WireTensor:
     return WireTensor(dtype, shape, memoryview(payload))
 

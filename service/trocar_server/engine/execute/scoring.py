@@ -22,7 +22,7 @@ from trocar_server.engine.request.objective import (
     ValueScore,
 )
 from trocar_server.errors import ServiceError, first_line
-from trocar_server.surgery.axes.layout import Layout
+from trocar_server.surgery.axes.layout import Layout, channel_dim_of, samples_dim_of
 from trocar_server.tensors.losses import LOSSES
 from trocar_server.tensors.reductions import reduce_value
 from trocar_server.tensors.stats.statistic import default_channel_dim
@@ -108,9 +108,9 @@ def _class_score(score: ClassScore, value: torch.Tensor, layout: Layout | None) 
             "class scores need a dimension after that of the samples; the value has shape "
             f"{tuple(value.shape)}"
         )
-    known = None if layout is None else layout.channels
+    known = channel_dim_of(layout, None)
     dim = default_channel_dim(value.dim()) if known is None else known
-    if dim == 0 or (layout is not None and layout.batch not in (0, None)):
+    if dim == 0 or samples_dim_of(layout):
         raise _rejected("class scores need samples in the first dimension and classes in another one")
     batch, count = value.shape[0], value.shape[dim]
     check_classes(score.classes, batch, count)
@@ -142,9 +142,8 @@ def _value_score(
     score: ValueScore, value: torch.Tensor, mask: torch.Tensor | None, layout: Layout | None
 ) -> torch.Tensor:
     if score.reductions:
-        channels, samples = score.channel_dim, 0
-        if layout is not None:
-            channels, samples = layout.channels if channels is None else channels, layout.batch or 0
+        channels = channel_dim_of(layout, score.channel_dim)
+        samples = samples_dim_of(layout)
         reduced = reduce_value(value, score.reductions, channels, mask=mask, samples_dim=samples)
         # Padding that reductions leave in the value counts, as it does without them; filling is no element.
         is_filled = reduced.mask is not None and reduced.is_filled

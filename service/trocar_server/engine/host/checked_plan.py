@@ -16,7 +16,7 @@ from trocar_server.surgery import Recording, resolve
 
 
 def needed_bytes(deployment: Deployment, resolved: Resolved, signature: Signature) -> int:
-    """Return the peak bytes of a pass, with those of its own tree where the model writes to itself."""
+    """Return the peak bytes of a pass, its own tree included where the model writes to itself."""
     return resolved.memory_bytes(signature, deployment.hosted.pristine.copied_bytes)
 
 

@@ -22,6 +22,7 @@ from trocar_server.engine.host.recordings import (
     DataNeededError,
     MadeDataRefusedError,
     ModelRecorder,
+    example_dtype,
     record_example,
 )
 from trocar_server.engine.request.plan import EditRequest, Plan, Signature, TapRequest
@@ -149,8 +150,7 @@ class Deployment:
     @property
     def example_dtype(self) -> torch.dtype:
         """The dtype of the example input: floats, or integers for a model that takes tokens."""
-        taken = (leaf.dtype for call in self.example.modules[""].calls for leaf in call.inputs)
-        return next((dtype for dtype in taken if dtype is not None), torch.float32)
+        return example_dtype(self.example)
 
     @property
     def example_signature(self) -> Signature:

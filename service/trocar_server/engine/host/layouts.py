@@ -11,25 +11,32 @@ large.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from trocar_server.engine.execute.arguments import signature_of_batch
 from trocar_server.engine.host.predictions import SignatureKind, kind_of
-from trocar_server.engine.host.recordings import ModelRecorder, fill, lacks_data, record_example
+from trocar_server.engine.host.recordings import (
+    DataNeededError,
+    ModelRecorder,
+    example_dtype,
+    fill,
+    lacks_data,
+)
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_replica
-from trocar_server.models.inputs import BATCH, IMAGE_BATCH, InputSignature, InputSpec
-from trocar_server.surgery import PassGuard
+from trocar_server.models.inputs import BATCH, IMAGE_BATCH, TOKEN_IDS, InputSignature, InputSpec
+from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.axes.axis import Axis, Dims, Kind, whole
 from trocar_server.surgery.axes.layout import Layouts
 from trocar_server.surgery.recording.layout_check import checked
-from trocar_server.surgery.recording.layout_walk import MASKS, Walk, walk
+from trocar_server.surgery.recording.layout_walk import Walk, walk
 from trocar_server.surgery.structure import leaves
+from trocar_server.tensors.reductions.padding import MASKS
 
 _SAMPLES = (3, 5)
 """In the first pass and in the second."""
@@ -38,16 +45,13 @@ _KEPT_SIZES = ("height", "width", "frames", "samples", "patches")
 _SEVERAL = 4
 """Elements of a dimension without a name of which the request has one, where the model takes that."""
 _KINDS_KEPT = 64
+"""Of one model; the oldest is forgotten for another one, and made again when it is asked for."""
 
 NO_LAYOUTS = Layouts()
 
 
 CheckMade = Callable[[Signature, PassGuard], None]
 """Refuses a pass on made data that would need too much memory or time; raises `ServiceError`."""
-
-
-class DataPassNeededError(Exception):
-    """The model reads its data, and no pass on data may run."""
 
 
 @dataclass
@@ -76,27 +80,26 @@ class ModelLayouts:
         known = self.find(signature)
         if known is None:
             known = NO_LAYOUTS
-            if len(self._known) < _KINDS_KEPT:
-                with suppress(DataPassNeededError):
-                    known = self._made(signature, guard, self.check_made)
-            self._known = {**self._known, kind_of(signature): known}
+            with suppress(DataNeededError):
+                known = self._made(signature, guard)
+            kept = list(self._known.items())[1 - _KINDS_KEPT :]
+            self._known = {**dict(kept), kind_of(signature): known}
         return known
 
-    def _made(self, signature: Signature, guard: PassGuard, check_made: CheckMade | None) -> Layouts:
+    def _made(self, signature: Signature, guard: PassGuard) -> Layouts:
         for has_own_sizes in (False, True):
-            passes = _Passes(self.recorder, signature, guard, check_made, has_own_sizes)
+            inputs = TaggedInputs(self.recorder.hosted, signature, has_own_sizes=has_own_sizes)
+            passes = _Passes(self.recorder, inputs, guard, self.check_made)
             first = passes.walk(_SAMPLES[0], {})
             if first is not None:
                 return passes.checked(first)
         return NO_LAYOUTS
 
 
-def example_layouts(hosted: HostedModel) -> Layouts:
+def example_layouts(recorder: ModelRecorder, example: Recording) -> Layouts:
     """Return the layouts for inputs as the model's example, for a model without a deployment."""
-    recorder, recording = record_example(hosted)
-    taken = (leaf.dtype for leaf in recording.modules[""].calls[0].inputs)
-    dtype = next((dtype for dtype in taken if dtype is not None), torch.float32)
-    return ModelLayouts(recorder).make(signature_of_batch(hosted, 1, dtype), PassGuard())
+    signature = signature_of_batch(recorder.hosted, 1, example_dtype(example))
+    return ModelLayouts(recorder).make(signature, PassGuard())
 
 
 class _Passes:
@@ -105,19 +108,18 @@ class _Passes:
     def __init__(
         self,
         recorder: ModelRecorder,
-        signature: Signature,
+        inputs: "TaggedInputs",
         guard: PassGuard,
         check_made: CheckMade | None,
-        has_own_sizes: bool,
     ) -> None:
-        self._recorder, self._guard, self._check_made = recorder, guard, check_made
-        self._inputs = TaggedInputs(recorder.hosted, signature, has_own_sizes=has_own_sizes)
+        self._recorder, self._inputs = recorder, inputs
+        self._guard, self._check_made = guard, check_made
 
     def walk(self, samples: int, sizes: Mapping[str, int]) -> Walk | None:
         """Run one, on the meta device if possible; None where the model refuses such inputs.
 
         Raises:
-            DataPassNeededError: The model reads its data, and no pass on data may run.
+            DataNeededError: The model reads its data, and no pass on data may run.
         """
         if self._recorder.meta is not None:
             try:
@@ -140,11 +142,11 @@ class _Passes:
     def _walk_on_data(self, samples: int, sizes: Mapping[str, int]) -> Walk | None:
         hosted = self._recorder.hosted
         if self._check_made is None or hosted.takes_list:  # of a list no dimension is known anyway
-            raise DataPassNeededError
+            raise DataNeededError
         try:
             self._check_made(self._inputs.signature(samples, sizes), self._guard)
         except ServiceError:
-            raise DataPassNeededError from None
+            raise DataNeededError from None
         with suppress(Exception):
             replica = Replica(hosted.pristine, module=hosted.pristine.apart())
             return replica.run(lambda module: self._run(module, samples, sizes, hosted.device))
@@ -175,7 +177,7 @@ class TaggedInputs:
     def __init__(self, hosted: HostedModel, signature: Signature, *, has_own_sizes: bool) -> None:
         self._has_own_sizes = has_own_sizes
         self._hosted, self._entries = hosted, signature
-        self._specs = [_spec(hosted.signature, entry, place) for place, entry in enumerate(signature)]
+        self._names = [_declared(hosted.signature, entry, place) for place, entry in enumerate(signature)]
         self._batch = next((entry.shapes[0][0] for entry in signature if entry.shapes and entry.shapes[0]), 1)
         self.masks = {
             str(spec.shape[1]): spec.name
@@ -183,9 +185,10 @@ class TaggedInputs:
             if spec.name in MASKS and spec.shape is not None and len(spec.shape) == 2
         }
         self.sizes: dict[str, int] = {}
-        for entry, spec in zip(signature, self._specs, strict=True):
-            if spec is not None and spec.shape is not None and len(spec.shape) == len(entry.shapes[0]):
-                self._note_sizes(spec.shape, hosted.signature.shape_of(spec, _SAMPLES[0]), entry.shapes[0])
+        for entry, names in zip(signature, self._names, strict=True):
+            if names is not None:
+                example = hosted.signature.shape_of(InputSpec(entry.name, "", names), _SAMPLES[0])
+                self._note_sizes(names, example, entry.shapes[0])
 
     def _note_sizes(self, names: Sequence[int | str], example: Sequence[int], given: Sequence[int]) -> None:
         for name, size, own in zip(names, example, given, strict=True):
@@ -207,8 +210,8 @@ class TaggedInputs:
         """Return the signature of what `make` makes."""
         known = {**self.sizes, **sizes}
         return tuple(
-            replace(entry, shapes=tuple(self._shape(shape, spec, samples, known) for shape in entry.shapes))
-            for entry, spec in zip(self._entries, self._specs, strict=True)
+            replace(entry, shapes=tuple(self._shape(shape, names, samples, known) for shape in entry.shapes))
+            for entry, names in zip(self._entries, self._names, strict=True)
         )
 
     def make(
@@ -224,7 +227,7 @@ class TaggedInputs:
         axes: dict[str, Axis] = {}
         example = self._example(samples, {**self.sizes, **sizes}) if str(device) != "meta" else {}
         values, dims = [], []
-        for entry, spec in zip(self.signature(samples, sizes), self._specs, strict=True):
+        for entry, names in zip(self.signature(samples, sizes), self._names, strict=True):
             value: Any = example.get(entry.name)
             if value is None or tuple(value.shape) != entry.shapes[0] or value.dtype != entry.dtype:
                 value = fill(entry, device, 1)
@@ -232,7 +235,7 @@ class TaggedInputs:
             values.append(value)
             for _, tensor in leaves(value):
                 if isinstance(tensor, torch.Tensor):
-                    dims.append((tensor, tuple(self._dims(tensor.shape, spec, entry, axes))))
+                    dims.append((tensor, tuple(self._dims(tensor.shape, names, axes))))
         return [entry.name for entry in self._entries], values, dims
 
     def _example(self, samples: int, sizes: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
@@ -242,12 +245,12 @@ class TaggedInputs:
         return replace(known, sizes={**known.sizes, **sizes}).example(samples, self._hosted.dtype)
 
     def _shape(
-        self, shape: tuple[int, ...], spec: InputSpec | None, samples: int, sizes: Mapping[str, int]
+        self, shape: tuple[int, ...], names: "Names | None", samples: int, sizes: Mapping[str, int]
     ) -> tuple[int, ...]:
-        if spec is not None and spec.shape is not None and len(spec.shape) == len(shape):
+        if names is not None:
             return tuple(
                 size if isinstance(name, int) else samples if name in _BATCHES else sizes[name]
-                for name, size in zip(spec.shape, shape, strict=True)
+                for name, size in zip(names, shape, strict=True)
             )
         if not self._has_own_sizes:
             shape = tuple(_SEVERAL if size == 1 and place else size for place, size in enumerate(shape))
@@ -255,42 +258,39 @@ class TaggedInputs:
         return (samples, *shape[1:]) if is_of_samples else shape
 
     def _dims(
-        self, shape: Sequence[int], spec: InputSpec | None, entry: TensorSignature, axes: dict[str, Axis]
+        self, shape: Sequence[int], names: "Names | None", axes: dict[str, Axis]
     ) -> Iterable[tuple[Any, ...]]:
-        is_declared = spec is not None and spec.shape is not None and len(spec.shape) == len(shape)
-        names: Sequence[int | str] = [0] * len(shape)
-        if spec is not None and spec.shape is not None and is_declared:
-            names = spec.shape
-        elif not self._hosted.takes_list:
-            names = (BATCH, *names[1:])
-        is_only = is_declared and sum(isinstance(name, int) for name in names) == 1
+        """Yield what each dimension is: of the only one without a name beside named ones the channels."""
+        is_only = names is not None and sum(isinstance(name, int) for name in names) == 1
+        if names is None:
+            first: Names = () if self._hosted.takes_list else (BATCH,)
+            names = (*first, *shape[len(first) :])
         for name, size in zip(names, shape, strict=False):
             if isinstance(name, str):
                 kind = Kind.BATCH if name in _BATCHES else Kind.NAMED
-                text = "" if name == BATCH else name
-                yield whole(axes.setdefault(name, Axis(kind, size, text)))
+                yield whole(axes.setdefault(name, Axis(kind, size, "" if name == BATCH else name)))
             else:
                 yield whole(Axis(Kind.CHANNELS if is_only else Kind.UNKNOWN, size))
 
 
-_MASKED = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Token ids, by the name of their mask, of which a signature may not tell the shape."""
 _BATCHES = (BATCH, IMAGE_BATCH)
 
+Names: TypeAlias = tuple[int | str, ...]
+"""The dimensions of an input as a signature has them: a name, or a number where it has no name."""
 
-def _spec(signature: InputSignature, entry: TensorSignature, place: int) -> InputSpec | None:
-    """Return what is known of an input; None for one within a structure, or of any name."""
+
+def _declared(signature: InputSignature, entry: TensorSignature, place: int) -> Names | None:
+    """Return the dimensions of an input; None for one within a structure, and where they are not told.
+
+    A mask whose dimensions are not told has those that its token ids have.
+    """
     if not signature.is_complete or entry.flag is not None:
         return None
     spec = signature.find(entry.name, place)
     if entry.name not in ("", spec.name):
         return None
-    ids = next((one for one in signature.inputs if one.name == _MASKED.get(spec.name)), None)
-    if (
-        spec.shape is None
-        and ids is not None
-        and ids.shape is not None
-        and len(ids.shape) == len(entry.shapes[0])
-    ):
-        return replace(spec, shape=ids.shape)
-    return spec
+    names = spec.shape
+    if names is None and spec.name in MASKS:
+        ids = spec.name.replace("attention_mask", TOKEN_IDS)
+        names = next((one.shape for one in signature.inputs if one.name == ids), None)
+    return names if names is not None and len(names) == len(entry.shapes[0]) else None

@@ -215,6 +215,12 @@ def _shape_advice(hosted: HostedModel) -> str:
     )
 
 
+def example_dtype(example: Recording) -> torch.dtype:
+    """Return the dtype of the inputs of a recorded example: floats, or integers for tokens."""
+    taken = (leaf.dtype for call in example.modules[""].calls for leaf in call.inputs)
+    return next((dtype for dtype in taken if dtype is not None), torch.float32)
+
+
 def example_arguments(hosted: HostedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the example input, and integer zeros for a custom model of unknown inputs: it may take tokens."""
     inputs = hosted.example_inputs()

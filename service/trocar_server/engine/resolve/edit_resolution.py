@@ -20,6 +20,7 @@ from trocar_server.surgery import (
     parse_selector,
     resolve,
 )
+from trocar_server.surgery.axes.layout import channel_dim_of
 from trocar_server.surgery.recording.recording import ModuleCall
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.surgery.selectors.selectors import SINK
@@ -183,7 +184,7 @@ def _laid_out(request: EditRequest, target: Target) -> EditRequest:
     layout, edit = target.layout, request.edit
     if layout is None:
         return request
-    channels = layout.channels if edit.channel_dim is None else edit.channel_dim
+    channels = channel_dim_of(layout, edit.channel_dim)
     samples = edit.samples_dim if layout.batch is None else layout.batch
     return replace(request, edit=replace(edit, channel_dim=channels, samples_dim=samples))
 

@@ -23,6 +23,7 @@ from trocar_server.surgery import (
     parse_selector,
     resolve,
 )
+from trocar_server.surgery.axes.layout import channel_dim_of
 from trocar_server.surgery.recording.recording import structure_of
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.tensors.reductions import dtype_name, operand_specs
@@ -179,10 +180,7 @@ def resolve_taps(
 
 def _laid_out(tap: TapRequest, target: Target) -> TapRequest:
     """Return a tap with the channel dimension of a value, where that is known and the tap does not say it."""
-    layout = target.layout
-    if tap.channel_dim is not None or layout is None or layout.channels is None:
-        return tap
-    return replace(tap, channel_dim=layout.channels)
+    return replace(tap, channel_dim=channel_dim_of(target.layout, tap.channel_dim))
 
 
 def _depth(targets: Sequence[Target], surgery: SurgeryPlan, recording: Recording) -> float | None:

@@ -12,6 +12,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.plan import TapRequest
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Target
+from trocar_server.surgery.axes.layout import samples_dim_of
 from trocar_server.tensors.reductions import CastSignature, Reduced, cast_signature, reduced_signature
 from trocar_server.tensors.stats import Accumulator, Scope, Statistic, number_count
 from trocar_server.tensors.stats.groups import resolve_channel_dim
@@ -59,8 +60,7 @@ class TapTarget:
     @property
     def samples_dim(self) -> int:
         """The dimension of the samples; the first one where that is not known."""
-        layout = self.target.layout
-        return 0 if layout is None else layout.batch or 0
+        return samples_dim_of(self.target.layout)
 
     @cached_property
     def outputs(self) -> "tuple[Output, ...]":

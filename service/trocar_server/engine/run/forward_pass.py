@@ -249,8 +249,9 @@ def _reduced_maps(
     """Reduce one value on the device and copy the requested parts to the host."""
     name, tap = target.target.name, target.tap
     with target.named_errors():
-        reduced = _reduced(target, value, operands, guard, padding)
-        taken = _taken(target, reduced, padding)
+        own = _own(target, value, padding) if tap.reductions or tap.statistics else None
+        reduced = _reduced(target, value, operands, guard, own)
+        taken = _taken(target, reduced, own)
         cast = None
         if tap.cast and tap.cast.applies_to(reduced.value.dtype):
             cast = cast_value(reduced.value, tap.cast, reduced.channel_dim)
@@ -261,12 +262,11 @@ def _reduced_maps(
     return [*found, *_companions(main, companions)], taken
 
 
-def _taken(target: TapTarget, reduced: Reduced, padding: Padding) -> Accumulator | None:
+def _taken(target: TapTarget, reduced: Reduced, own: Own | None) -> Accumulator | None:
     if not target.tap.statistics:
         return None
     accumulator, by_sample = target.accumulator(), target.tap.scope is Scope.SAMPLE
-    own = None if target.tap.reductions else _own(target, reduced.value, padding)
-    if own is None or own.dims == (0, 1):
+    if own is None or own.dims == (0, 1) or target.tap.reductions:
         parts = unpadded(target.samples_first(reduced.value), reduced.mask, by_sample=by_sample)
     else:
         dim = target.channels_needed
@@ -313,16 +313,16 @@ def covariance_map(main: Output, matrix: torch.Tensor) -> FeatureMap:
 
 
 def _reduced(
-    target: TapTarget, value: torch.Tensor, operands: Operands, guard: PassGuard, padding: Padding
+    target: TapTarget, value: torch.Tensor, operands: Operands, guard: PassGuard, own: Own | None
 ) -> Reduced:
-    tap = target.tap
-    found = _own(target, value, padding) if tap.reductions or tap.statistics else None
-    mask = None if found is None else found.of_first_two()
+    tap, mask = target.tap, None if own is None else own.of_first_two()
     if not (tap.reductions or tap.cast):
         is_behind = tap.channel_dim is None or tap.channel_dim % value.ndim > 1
         return Reduced(value, mask=mask if is_behind else None)
-    own = operands[target.tap_index] if operands else ()
-    return reduce_value(value, tap.reductions, tap.channel_dim, own, guard.check, mask, target.samples_dim)
+    tensors = operands[target.tap_index] if operands else ()
+    return reduce_value(
+        value, tap.reductions, tap.channel_dim, tensors, guard.check, mask, target.samples_dim
+    )
 
 
 def _bytes_of(name: str, value: torch.Tensor) -> Payload:

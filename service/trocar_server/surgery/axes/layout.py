@@ -261,6 +261,16 @@ def _steps(axis: Axis) -> tuple[Step, ...] | None:
     return (*before, axis.step)
 
 
+def channel_dim_of(layout: Layout | None, given: int | None) -> int | None:
+    """Return the dimension of the channels: as a request gives it, or as it is known; else None."""
+    return given if given is not None or layout is None else layout.channels
+
+
+def samples_dim_of(layout: Layout | None) -> int:
+    """Return the dimension of the samples; the first one where that is not known."""
+    return 0 if layout is None or layout.batch is None else layout.batch
+
+
 @dataclass(frozen=True)
 class Layouts:
     """The layouts of the values of a pass.

@@ -18,7 +18,7 @@ from trocar_server.surgery.axes.axis import (
 )
 from trocar_server.surgery.axes.combining import broadcast, combined
 from trocar_server.surgery.axes.operation import Operation, dims_of, fixed, unknown
-from trocar_server.surgery.axes.shapes import Rule, changed, constant, elementwise
+from trocar_server.surgery.axes.shapes import Rule, changed, constant, elementwise, same
 
 _SPATIAL = {1: ("length",), 2: ("height", "width"), 3: ("frames", "height", "width")}
 """Names of dimensions that a convolution or pool goes along, where the inputs have none."""
@@ -173,11 +173,11 @@ def attention(op: Operation) -> Sequence[Dims]:
     return [(*query[:-1], value[-1]), *(unknown(output.shape) for output in op.outputs[1:])]
 
 
-def fused_attention(op: Operation) -> Sequence[Dims]:
-    """A whole attention or encoder layer: as its queries."""
-    query = dims_of(op.inputs[0])
+def first_as_input(op: Operation) -> Sequence[Dims]:
+    """The first result as the first tensor, as of a whole attention or encoder layer; others are unknown."""
+    dims = dims_of(op.inputs[0])
     return [
-        query if len(query) == output.dim() and number == 0 else unknown(output.shape)
+        dims if number == 0 and output.dim() == len(dims) else unknown(output.shape)
         for number, output in enumerate(op.outputs)
     ]
 
@@ -195,13 +195,9 @@ def reduction(op: Operation) -> Sequence[Dims]:
 
 def norm(op: Operation) -> Sequence[Dims]:
     """Norms: the value is as the input, and others are its statistics."""
-    dims = dims_of(op.inputs[0])
     if op.name.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm", "batch_norm")):
-        _contracted(dims[1:2])
-    return [
-        dims if number == 0 and output.dim() == len(dims) else unknown(output.shape)
-        for number, output in enumerate(op.outputs)
-    ]
+        _contracted(dims_of(op.inputs[0])[1:2])
+    return first_as_input(op)
 
 
 def ranked(op: Operation) -> Sequence[Dims]:
@@ -221,11 +217,6 @@ def scattered(op: Operation) -> Sequence[Dims]:
         for other, (dim, own) in enumerate(zip(dims, given, strict=True))
     ]
     return [tuple(result)]
-
-
-def like_first(op: Operation) -> Sequence[Dims]:
-    """As the first tensor, whatever is put into it."""
-    return [dims_of(op.inputs[0])] * len(op.outputs)
 
 
 def as_complex(op: Operation) -> Sequence[Dims]:
@@ -306,11 +297,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_UPSAMPLES, upsample),
     "embedding": embedding,
     **dict.fromkeys(_ATTENTION, attention),
-    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), fused_attention),
+    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), first_as_input),
     **dict.fromkeys(_REDUCTIONS, reduction),
     **dict.fromkeys(_NORMS, norm),
     **dict.fromkeys(("topk", "sort", "argsort", "kthvalue", "mode"), ranked),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), scattered),
-    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "set", "resize"), like_first),
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "set", "resize"), same),
     **dict.fromkeys(("view_as_real", "view_as_complex"), as_complex),
 }

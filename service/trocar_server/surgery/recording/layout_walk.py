@@ -21,9 +21,7 @@ from trocar_server.surgery.axes.tagging import Tagging
 from trocar_server.surgery.ports import CallPorts
 from trocar_server.surgery.recording.recording import hooked
 from trocar_server.surgery.structure import leaves
-
-MASKS = ("attention_mask", "decoder_attention_mask")
-"""Arguments that are 1 where a position is a sample's own, (batch, positions)."""
+from trocar_server.tensors.reductions.padding import MASKS
 
 
 class _LayoutRecorder:

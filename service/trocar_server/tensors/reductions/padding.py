@@ -22,7 +22,8 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 
-_MASKS = ("attention_mask", "decoder_attention_mask")
+MASKS = ("attention_mask", "decoder_attention_mask")
+"""Arguments that are 1 where a position is a sample's own, (batch, positions)."""
 
 
 class Layout(Protocol):
@@ -60,7 +61,7 @@ class Padding:
     @classmethod
     def of(cls, arguments: Mapping[str, object]) -> "Padding":
         """Return the padding that the arguments of a forward tell of, by name."""
-        masks = {name: _mask_of(arguments.get(name)) for name in _MASKS}
+        masks = {name: _mask_of(arguments.get(name)) for name in MASKS}
         return cls({name: mask for name, mask in masks.items() if mask is not None})
 
     def own(self, selector: str, value: torch.Tensor, layout: Layout | None) -> "Own | None":
@@ -83,14 +84,14 @@ class Padding:
         dims = layout.masked_dims(self.masks)
         if not dims or layout.batch is None:  # the same for all samples
             return None
-        found: torch.Tensor | None = None
+        together = torch.ones((), dtype=torch.bool)
         for number, dim in enumerate(dims):
             mask = layout.mask_of(dim, self.masks, value.shape[dim])
             if mask is None or mask.shape != (value.shape[layout.batch], value.shape[dim]):
                 raise _not_known(selector, value, layout)
             mask = mask.reshape(len(mask), *[1] * number, -1, *[1] * (len(dims) - number - 1))
-            found = mask if found is None else found & mask
-        return None if found is None else Own((layout.batch, *dims), found)
+            together = together.to(mask.device) & mask
+        return Own((layout.batch, *dims), together)
 
     def _may_be_open(self, layout: Layout, value: torch.Tensor) -> bool:
         """Whether a dimension of which nothing is known may have the positions of a mask, by its length."""

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.surgery import PassGuard, parse_selector
 from trocar_server.surgery.structure import leaves
+from trocar_server.tensors.bits import same_bits
 from trocar_server.training.features.feature_cache import (
     CachePlan,
     FeatureCache,
     Load,
     NoCacheError,
-    is_bit_equal,
     positional_tensors,
 )
 from trocar_server.training.features.prefix import NoSplitError, Split, split_prefix
@@ -151,7 +151,7 @@ class CachedRuns:
             guard = yield done
         if any(now is not buffer for now, (buffer, _) in zip(self._module.buffers(), kept, strict=True)):
             raise NoCacheError("the frozen part replaces its buffers")
-        if not all(is_bit_equal(buffer, before) for buffer, before in kept):
+        if not all(same_bits(buffer, before) for buffer, before in kept):
             with torch.no_grad():
                 for buffer, before in kept:
                     buffer.copy_(before)
@@ -183,7 +183,7 @@ class CachedRuns:
             with undone(self._module), self._split.in_place_of(self._module):
                 tail = self._module(*kept.args)
         pairs = zip(_tensors(whole), _tensors(tail), strict=True)
-        if not all(is_bit_equal(first, second) for first, second in pairs):
+        if not all(same_bits(first, second) for first, second in pairs):
             raise NoCacheError("the output differs from that without a cache")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trocar_server.storage.tensor_bytes import bytes_of
+from trocar_server.tensors.bits import same_bits
 from trocar_server.training.datasets.order import batches
 from trocar_server.training.features.feature_store import FeatureStore, MemoryLayout, NoRoomError
 from trocar_server.training.features.trial_run import random_state
@@ -237,15 +237,8 @@ class FeatureCache:
 
     def _is_equal(self, indices: Tensor, values: Sequence[Tensor]) -> bool:
         kept = self._values(indices)
-        return kept is not None and all(is_bit_equal(a, b) for a, b in zip(kept, values, strict=True))
+        return kept is not None and all(same_bits(a, b) for a, b in zip(kept, values, strict=True))
 
     def _random_batch(self, size: int, number: int) -> Tensor:
         generator = torch.Generator().manual_seed(number)
         return torch.randperm(self._plan.count, generator=generator)[:size]
-
-
-def is_bit_equal(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have the same bits, shape and dtype; a NaN equals a NaN of the same bits."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return torch.equal(bytes_of(first), bytes_of(second))

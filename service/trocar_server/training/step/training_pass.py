@@ -90,11 +90,12 @@ class TrainingPass:
         buffers: BufferBackup,
     ) -> None:
         stages = stages_for(hosted)
-        record = cache(lambda: replace(record_example(hosted)[1], stages=stages))
+        recorded = cache(lambda: record_example(hosted))
+        record = cache(lambda: replace(recorded()[1], stages=stages))
         self._module, self._spec, self._saved = module, spec, saved
         self._trained, self._buffers = trained, buffers
         of_texts = any(entry.name.endswith(TOKEN_IDS) for entry in hosted.signature.inputs)
-        layouts = cache(lambda: replace(record(), layouts=example_layouts(hosted)))
+        layouts = cache(lambda: replace(record(), layouts=example_layouts(*recorded())))
         layout_of = cache(lambda selector: loss_layout(selector, layouts()))
         self._loss = LossFunction(spec.losses, of_texts=of_texts, layout_of=layout_of)
         self._shapes = _Shapes(spec.losses, record, hosted, of_texts)

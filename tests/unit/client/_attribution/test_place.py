@@ -30,7 +30,7 @@ class Output:
     type: str
     shape: tuple[int, ...]
     pick: str = ""
-    axes: tuple[str, ...] = ()
+    channel_dim: int | None = None
 
     @property
     def path(self) -> str:

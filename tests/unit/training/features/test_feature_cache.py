@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trocar_server.training.features.feature_cache import CachePlan, FeatureCache, NoCacheError, is_bit_equal
+from trocar_server.tensors.bits import same_bits
+from trocar_server.training.features.feature_cache import CachePlan, FeatureCache, NoCacheError
 from trocar_server.training.losses.batch import Batch
 
 
@@ -182,7 +183,7 @@ def test_nan_is_equal_to_itself_and_zeros_differ_by_sign(tmp_path: Path) -> None
     batch = cache.batch(torch.arange(4))
     assert batch is not None
     assert batch.args[0].isnan().all()
-    assert not is_bit_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
 
 
 def test_budgets_are_kept_before_anything_is_filled(tmp_path: Path) -> None:
