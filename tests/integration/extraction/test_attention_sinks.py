@@ -30,7 +30,7 @@ from trocar_server.surgery import (
 from trocar_server.tensors.edits import Edit
 from trocar_server.tensors.edits.elementwise import Zero
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "vocab_size": 30,
     "hidden_size": 16,
     "intermediate_size": 16,

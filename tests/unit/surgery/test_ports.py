@@ -169,9 +169,9 @@ def bert() -> tuple[nn.Module, Call]:
 
 def t5() -> tuple[nn.Module, Call]:
     config = T5Config(
-        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, use_cache=False,
-        decoder_start_token_id=0,
+        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, use_cache=False
     )  # fmt: skip
+    config.decoder_start_token_id = 0
     return ids(T5Model(config), decoder_input_ids=torch.tensor([[0, 5], [0, 9]]))
 
 

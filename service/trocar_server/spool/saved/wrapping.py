@@ -72,5 +72,6 @@ class Wrapped(AbstractContextManager["Wrapped"]):
 
 def _is_recomputed() -> bool:
     """Whether a checkpoint receives what is saved here. See Note: [Wrapped modules inside a checkpoint]."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # None for none
+    autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009 - no stub has it
+    hooks = autograd._top_saved_tensors_default_hooks(True)  # None for none
     return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__

@@ -118,7 +118,7 @@ class WriteJournal(TorchDispatchMode):
 
 
 _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
-_STATISTICS = dict.fromkeys(_BATCH_NORMS, (3, 4))
+_STATISTICS: dict[str, tuple[int, ...]] = dict.fromkeys(_BATCH_NORMS, (3, 4))
 """Positions of running statistics of operators that write to them in training, which no schema says."""
 
 

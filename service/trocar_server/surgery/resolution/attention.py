@@ -52,7 +52,7 @@ class _Attention:
     def shape(self) -> tuple[int, ...]:
         """The shape of the wanted part."""
         shape = self.leaf.shape or ()
-        if self.columns is None:
+        if self.columns is None or not shape:
             return shape
         return (*shape[:-1], len(range(shape[-1])[slice(*self.columns)]))
 

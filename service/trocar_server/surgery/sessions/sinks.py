@@ -137,7 +137,7 @@ def _is_negative(number: Any) -> bool:
 def _constant(number: Any) -> int | None:
     """Return a number, or None for one that depends on the sizes of the inputs."""
     if isinstance(number, torch.SymInt):
-        expression = number.node.expr
+        expression: Any = number.node.expr
         return int(expression) if expression.is_Integer else None
     return number if isinstance(number, int) else None
 
