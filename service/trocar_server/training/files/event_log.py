@@ -1,7 +1,8 @@
 """Event log of a trainer's fits: numbered without gaps, watchable, durable.
 
 Numbers continue over all fits of a trainer. Logged events never change: a fit that resumes after a crash
-repeats some of its work, but logs none of it twice, see `fitting`.
+repeats some of its work, but logs none of it twice, see `fitting`. So an event is shown once it is written: the
+number of one that a killed server had shown and not written would be given to another event.
 """
 
 import asyncio
@@ -60,6 +61,7 @@ class EventLog:
         self._is_torn = False
         self._next_number = 0
         self._next_to_write = 0
+        self._next_to_show = 0
         self._is_closed = False
         self._why_closed: ServiceError | None = None
 
@@ -97,7 +99,7 @@ class EventLog:
             if event is None or (self._events and event.number != self._next_number):
                 break
             self._events.append(event)
-            self._next_number = event.number + 1
+            self._next_number = self._next_to_show = event.number + 1
         self._rewrite()
 
     def skip_to(self, number: int) -> None:
@@ -112,12 +114,14 @@ class EventLog:
         for event in events:
             self._events.append(LoggedEvent(self._next_number, event.kind, event.time_s, event.facts))
             self._next_number += 1
+        own_end = self._next_number
         async with self._writing:  # until its thread has ended, so that the next one knows what was written
             if self._is_torn or len(self._events) > 2 * EVENTS_KEPT:
                 self._events = self._events[-EVENTS_KEPT:]
                 await shielded(asyncio.to_thread(self._rewrite))
             else:
                 await shielded(asyncio.to_thread(self._append))
+            self._next_to_show = own_end  # on a failing disk, too: it is written with the next one
         async with self._changed:
             self._changed.notify_all()
 
@@ -138,13 +142,14 @@ class EventLog:
         while True:
             async with self._changed:
                 # At least the first number that is kept: below it a round would neither wait nor yield.
-                while self._next_number <= (number := max(number, self.first_number)) and not self._is_closed:
+                while self._next_to_show <= (number := max(number, self.first_number)) and not self._is_closed:
                     await self._changed.wait()
-            if self._next_number <= number:
+            if self._next_to_show <= number:
                 if self._why_closed is not None:
                     raise self._why_closed.with_traceback(None)
                 return
-            for event in self._events[number - self.first_number :]:
+            shown = slice(number - self.first_number, self._next_to_show - self.first_number)
+            for event in self._events[shown]:
                 yield event
                 number = event.number + 1
                 if event.kind in LAST_KINDS:

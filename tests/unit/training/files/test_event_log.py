@@ -138,6 +138,36 @@ async def test_watchers_see_what_comes_and_end_with_the_fit(tmp_path: Path) -> N
     assert [[found.number for found in events] for events in seen] == [[0, 1, 2], [1, 2], [2]]
 
 
+async def test_watchers_see_an_event_once_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before, the next server would give its number to another event: a watcher would see a step twice."""
+    log, seen = EventLog(tmp_path / "log.jsonl"), list[int]()
+    await log.add([event("started")])
+    writes, may_go_on, append = threading.Event(), threading.Event(), EventLog._append
+
+    def append_late(self: EventLog) -> None:
+        writes.set()
+        assert may_go_on.wait(60)
+        append(self)
+
+    monkeypatch.setattr(EventLog, "_append", append_late)
+
+    async def watch() -> None:
+        async for found in log.watch(0):
+            seen.append(found.number)
+
+    adding = asyncio.create_task(log.add([event("finished")]))
+    await asyncio.to_thread(writes.wait, 60)
+    watching = asyncio.create_task(watch())  # one that comes while it is written finds it in memory
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert seen == [0]
+    may_go_on.set()
+    await asyncio.gather(adding, watching)
+    assert seen == [0, 1]
+
+
 async def test_watchers_are_let_go(tmp_path: Path) -> None:
     logs = EventLogs(tmp_path)
     log = await logs.of(ID)
