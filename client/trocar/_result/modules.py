@@ -23,6 +23,8 @@ class OutputInfo:
     """For example "float32"; None for what is no tensor."""
     byte_count: int
     """Size of the values in bytes; 0 for what is no tensor."""
+    axes: tuple[str, ...] = ()
+    """What each dimension means, as in `maps.info[name].axes`; empty where nothing is known of the value."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class ModuleInfo:
         return tensors[0].shape if len(tensors) == 1 else None
 
     @property
+    def output_axes(self) -> str:
+        """What the dimensions mean of each tensor that the first call returned, for people.
+
+        For example "batch channels height width"; "-" for a dimension of constants, "?" where it is unknown,
+        "; " between tensors. Empty where nothing is known.
+        """
+        known = [output.axes for output in self.outputs if output.shape is not None]
+        return (
+            "; ".join(" ".join(name or "-" for name in axes) or "?" for axes in known) if any(known) else ""
+        )
+
+    @property
     def depth(self) -> int:
         """How deep the module lies in the tree: 0 for the root, 2 for "layer1.0"."""
         return self.path.count(".") + 1 if self.path else 0
@@ -69,13 +83,14 @@ class ModuleInfo:
         return html_facts({"module": self.path or "(root)", **self._facts()})
 
     def _facts(self) -> dict[str, str]:
-        _, kind, parameters, calls, shapes = _cells(self)
+        _, kind, parameters, calls, shapes, axes = _cells(self)
         return {
             "type": kind,
             "settings": shortened(self.description),
             "parameters": f"{parameters} parameters" if parameters else "",
             "calls": f"{calls} calls" if self.call_count > 1 else "",
             "output": shapes,
+            "dimensions": axes,
         }
 
 
@@ -126,8 +141,8 @@ class ModuleTree(Sequence[ModuleInfo]):
 
     def __str__(self) -> str:
         rows = [_cells(module) for module in self.walk()]
-        rows.insert(0, ("module", "type", "parameters", "calls", "output"))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        rows.insert(0, ("module", "type", "parameters", "calls", "output", "dimensions"))
+        widths = [max(len(row[column]) for row in rows) for column in range(6)]
         return "\n".join(_line(row, widths) for row in rows)
 
     def _repr_html_(self) -> str:
@@ -161,19 +176,19 @@ def _from_top(path: str) -> list[str]:
     return [".".join(names[: depth + 1]) for depth in range(len(names))] if path else []
 
 
-def _cells(module: ModuleInfo) -> tuple[str, str, str, str, str]:
+def _cells(module: ModuleInfo) -> tuple[str, str, str, str, str, str]:
     name = "  " * module.depth + (module.path.rpartition(".")[2] or "(root)")
     shapes = ", ".join(_output(output) for output in module.outputs) or "never called"
     parameters = f"{module.parameter_count:,}" if module.parameter_count else ""
-    return name, module.type, parameters, str(module.call_count or ""), shapes
+    return name, module.type, parameters, str(module.call_count or ""), shapes, module.output_axes
 
 
 def _html(module: ModuleInfo, next_depth: int) -> str:
     """Return a module's entry, open for what lies below it; the last of a level closes that level."""
-    _, kind, parameters, _, shapes = _cells(module)
+    _, kind, parameters, _, shapes, axes = _cells(module)
     name = module.path.rpartition(".")[2] or "(root)"
     counted = f"{parameters} parameters" if parameters else ""
-    facts = escape(", ".join(filter(None, (kind, counted, shapes))))
+    facts = escape(", ".join(filter(None, (kind, counted, shapes, axes))))
     line = f'<b title="{escape(module.path)}">{escape(name)}</b> {facts}'
     if next_depth > module.depth:
         state = " open" if not module.depth else ""
@@ -187,7 +202,8 @@ def _output(output: OutputInfo) -> str:
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    name, kind, parameters, calls, shapes = row
+    name, kind, parameters, calls, shapes, axes = row
     return (
-        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {parameters:>{widths[2]}}  {calls:>{widths[3]}}  {shapes}"
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {parameters:>{widths[2]}}  {calls:>{widths[3]}}  "
+        f"{shapes:<{widths[4]}}  {axes}"
     ).rstrip()

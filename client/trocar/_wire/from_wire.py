@@ -105,6 +105,7 @@ def output_info(message: model_pb2.OutputValue) -> OutputInfo:
         shape=tuple(message.tensor.shape) if is_tensor else None,
         dtype=DTYPE_NAMES.get(message.tensor.dtype) if is_tensor else None,
         byte_count=message.byte_count,
+        axes=tuple(message.axes),
     )
 
 

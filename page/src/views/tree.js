@@ -24,9 +24,15 @@ function nested(listed) {
   return [...root.children.values()];
 }
 
+const outputOf = (module) => module?.calls[0]?.outputs.find((one) => one.tensor);
+
 function shapeOf(module) {
-  const output = module?.calls[0]?.outputs.find((one) => one.tensor);
-  return output ? output.tensor.shape.map(Number).join("×") : "";
+  return outputOf(module)?.tensor.shape.map(Number).join("×") ?? "";
+}
+
+/** What the dimensions of the first tensor mean, for the tooltip of its shape. */
+function meaningOf(module) {
+  return (outputOf(module)?.axes ?? []).map((name) => name || "-").join(" × ");
 }
 
 function Row({ path, name, module, children }) {
@@ -40,7 +46,7 @@ function Row({ path, name, module, children }) {
         <span class="name">${name}</span>
         <span class="type">${module?.type}</span>
         <span class="numbers">
-          <span>${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
+          <span title=${meaningOf(module) || null}>${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
           ${module?.parameterCount ? html`<span>${count(module.parameterCount)} parameters</span>` : ""}
           ${cost ? html`<span>${count(cost)} MAC</span>` : ""}
         </span>

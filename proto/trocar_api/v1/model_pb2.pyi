@@ -756,6 +756,7 @@ class OutputValue(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
     BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    AXES_FIELD_NUMBER: _builtins.int
     pick: _builtins.str
     """The pick that reaches it, for example `[0]` or `["out"]`; empty for a plain tensor."""
     type: _builtins.str
@@ -766,6 +767,10 @@ class OutputValue(_message.Message):
     def tensor(self) -> _tensor_pb2.TensorSpec:
         """Shape and dtype; set for tensors only."""
 
+    @_builtins.property
+    def axes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each dimension means, in the words of `FeatureMap.axes`. Empty where nothing is known of the value."""
+
     def __init__(
         self,
         *,
@@ -773,10 +778,11 @@ class OutputValue(_message.Message):
         type: _builtins.str = ...,
         tensor: _tensor_pb2.TensorSpec | None = ...,
         byte_count: _builtins.int = ...,
+        axes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "pick", b"pick", "tensor", b"tensor", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axes", b"axes", "byte_count", b"byte_count", "pick", b"pick", "tensor", b"tensor", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 """What is inside a model, as `ListModules` tells it."""
 
+import numpy as np
 import pytest
 
 import trocar
@@ -32,6 +33,24 @@ def test_structures_are_listed_leaf_by_leaf(models_client: trocar.Client) -> Non
         ("[2]", "int"),
     ]
     assert [leaf.pick for leaf in tree["both"].outputs] == ['["first"]', '["second"]']
+
+
+@pytest.mark.parametrize("model_id", ["plain", "structured", "dependent"])
+def test_dimensions_are_named_as_in_a_reply(models_client: trocar.Client, model_id: str) -> None:
+    tree = models_client.modules(model_id)
+    size = (2, *models_client.model(model_id).input_shape)
+    maps = models_client.extract(model_id, np.zeros(size, np.float32), taps=["**"])
+    for name, info in maps.info.items():
+        (told,) = (leaf for leaf in tree[info.path].calls[info.call_index] if leaf.pick == info.pick)
+        assert told.axes == info.axes, name
+
+
+def test_a_tree_names_the_dimensions(models_client: trocar.Client) -> None:
+    tree = models_client.modules("plain")
+    assert tree["conv"].outputs[0].axes == ("batch", "channels", "height", "width")
+    assert tree["conv"].output_axes == "batch channels height width"
+    assert tree["unused"].output_axes == ""
+    assert models_client.modules("plain", (5, 3, 16, 12))["fc"].outputs[0].axes == ("batch", "channels")
 
 
 def test_a_tree_that_depends_on_data_says_so(models_client: trocar.Client) -> None:

@@ -32,7 +32,7 @@ from trocar_server.models import HostedModel, make_replica
 from trocar_server.models.inputs import BATCH, IMAGE_BATCH, TOKEN_IDS, InputSignature, InputSpec
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.axes.axis import Axis, Dims, Kind, whole
-from trocar_server.surgery.axes.layout import Layouts
+from trocar_server.surgery.axes.layout import NO_LAYOUTS, Layouts
 from trocar_server.surgery.recording.layout_check import checked
 from trocar_server.surgery.recording.layout_walk import Walk, walk
 from trocar_server.surgery.structure import leaves
@@ -46,9 +46,6 @@ _SEVERAL = 4
 """Elements of a dimension without a name of which the request has one, where the model takes that."""
 _KINDS_KEPT = 64
 """Of one model; the oldest is forgotten for another one, and made again when it is asked for."""
-
-NO_LAYOUTS = Layouts()
-
 
 CheckMade = Callable[[Signature, PassGuard], None]
 """Refuses a pass on made data that would need too much memory or time; raises `ServiceError`."""

@@ -93,6 +93,19 @@ class Checks:
         deployment = self._deployment_of(model_id)
         return deployment.example if signature is None else await self._record(deployment, signature)
 
+    async def described(self, model_id: str, signature: Signature | None = None) -> Recording:
+        """Return a recorded pass as `recording` does, with what the dimensions of its values mean."""
+        recording = await self.recording(model_id, signature)
+        if recording.layouts is not None:
+            return recording
+        deployment, guard = self._deployment_of(model_id), PassGuard()
+        known = deployment.example_signature
+        make = partial(deployment.layouts.make, known, guard)
+        if not deployment.needs_data(known):
+            return replace(recording, layouts=await self._run(make, guard, None))
+        async with deployment.pool.lease(None, rows=_rows(known)):
+            return replace(recording, layouts=await self._run(make, guard, None))
+
     async def preview(
         self, plan: Plan, deadline: float | None = None, payloads: Mapping[str, Payload] = NO_PAYLOADS
     ) -> Preview:

@@ -17,7 +17,8 @@ from trocar_server.rpc.codec.inputs import check_argument_count, check_request_b
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.wire_dtypes import spec_to_wire, to_wire
 from trocar_server.rpc.transfer.messages import CallContext
-from trocar_server.surgery import ModuleCall, ModuleRecord
+from trocar_server.surgery import Leaf, ModuleRecord
+from trocar_server.surgery.axes.layout import NO_LAYOUTS, Layout, Layouts
 from trocar_server.surgery.structure import format_picks
 from trocar_server.telemetry import note_model
 
@@ -68,14 +69,14 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     ) -> pb.ListModulesResponse:
         """List the modules in execution order."""
         family = self._engine.catalogue.get(request.model_id).family
-        recording = await self._engine.checks.recording(request.model_id, self._signature(request, family))
+        recording = await self._engine.checks.described(request.model_id, self._signature(request, family))
         return pb.ListModulesResponse(
             modules=[
                 pb.Module(
                     path=record.path,
                     type=record.type_name,
                     parameter_count=record.parameter_count,
-                    calls=_calls(record),
+                    calls=_calls(record, recording.layouts or NO_LAYOUTS),
                     description=sendable(record.description),
                 )
                 for record in recording.modules.values()
@@ -106,20 +107,26 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return found * 2 if takes_two else found
 
 
-def _calls(record: ModuleRecord) -> list[pb.ModuleCall]:
-    return [pb.ModuleCall(outputs=_outputs(call)) for call in record.calls]
-
-
-def _outputs(call: ModuleCall) -> list[pb.OutputValue]:
+def _calls(record: ModuleRecord, layouts: Layouts) -> list[pb.ModuleCall]:
     return [
-        pb.OutputValue(
-            pick=sendable(format_picks(leaf.picks)),
-            type=leaf.type_name,
-            tensor=None if leaf.shape is None else spec_to_wire(leaf.shape, leaf.dtype),
-            byte_count=leaf.byte_count,
+        pb.ModuleCall(
+            outputs=[
+                _output(leaf, layouts.find(record.path, index, leaf.port, leaf.picks))
+                for leaf in call.outputs
+            ]
         )
-        for leaf in call.outputs
+        for index, call in enumerate(record.calls)
     ]
+
+
+def _output(leaf: Leaf, layout: Layout | None) -> pb.OutputValue:
+    return pb.OutputValue(
+        pick=sendable(format_picks(leaf.picks)),
+        type=leaf.type_name,
+        tensor=None if leaf.shape is None else spec_to_wire(leaf.shape, leaf.dtype),
+        byte_count=leaf.byte_count,
+        axes=() if layout is None else layout.axes,
+    )
 
 
 def _model(entry: CatalogueEntry) -> pb.Model:

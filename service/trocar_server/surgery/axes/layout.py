@@ -286,3 +286,6 @@ class Layouts:
     def find(self, path: str, call: int, port: str, picks: Picks) -> Layout | None:
         """Return the layout of a value; None where nothing is known of it."""
         return self.by_value.get((path, call, port, picks))
+
+
+NO_LAYOUTS = Layouts()

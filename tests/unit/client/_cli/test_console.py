@@ -45,7 +45,7 @@ def test_a_table_with_a_path_that_is_no_utf_8_can_be_written() -> None:
 def test_dataclasses_tuples_and_arrays_become_plain() -> None:
     info = OutputInfo("", "Tensor", (1, 2), "float32", 8)
     assert plain([info, np.arange(2)]) == [
-        {"pick": "", "type": "Tensor", "shape": [1, 2], "dtype": "float32", "byte_count": 8},
+        {"pick": "", "type": "Tensor", "shape": [1, 2], "dtype": "float32", "byte_count": 8, "axes": []},
         [0, 1],
     ]
 

@@ -43,7 +43,9 @@ def modules(
 def tree_table(found: Sequence[ModuleInfo]) -> Rows:
     """Draw modules, in the order of `ModuleTree.walk`, as a tree with columns."""
     rows = table(
-        "module", "type", "parameters", "calls", "output", right=("parameters", "calls"), whole=("module",)
+        *("module", "type", "parameters", "calls", "output", "dimensions"),
+        right=("parameters", "calls"),
+        whole=("module",),
     )
     for guide, module in zip(_guides(found), found, strict=True):
         name = module.path.rpartition(".")[2] or "(root)"
@@ -53,6 +55,7 @@ def tree_table(found: Sequence[ModuleInfo]) -> Rows:
             f"{module.parameter_count:,}" if module.parameter_count else "",
             str(module.call_count or ""),
             _output(module),
+            module.output_axes,
         )
     return rows
 
