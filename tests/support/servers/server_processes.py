@@ -7,6 +7,7 @@ with server_processes() as processes:
 """
 
 import asyncio
+import importlib
 import json
 import os
 import select
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +52,13 @@ class ServerProcesses:
 
     Args:
         temporary: Where they put temporary files; as usual when None.
+        first: Modules that are imported before the first server starts, `package.module`; with
+            `package.module:function` the function is called, too, for example to plant a fault.
     """
 
-    def __init__(self, temporary: Path | None = None) -> None:
+    def __init__(self, temporary: Path | None = None, first: Sequence[str] = ()) -> None:
         self._process = warm_python.Popen(
-            [sys.executable, "-m", "tests.support.servers.server_processes"],
+            [sys.executable, "-m", "tests.support.servers.server_processes", *first],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -97,9 +100,9 @@ class ServerProcesses:
 
 
 @contextmanager
-def server_processes(temporary: Path | None = None) -> Iterator[ServerProcesses]:
+def server_processes(temporary: Path | None = None, first: Sequence[str] = ()) -> Iterator[ServerProcesses]:
     """Start servers within the context; none outlives it. See `ServerProcesses`."""
-    processes = ServerProcesses(temporary)
+    processes = ServerProcesses(temporary, first)
     try:
         yield processes
     finally:
@@ -110,6 +113,11 @@ def main() -> None:
     """Answer requests from stdin."""
     import trocar_server.app.app  # noqa: F401 - for the forks
 
+    for name in sys.argv[1:]:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     setattr(os, "fsync", lambda _: None)  # noqa: B010 - to save the time: no power will be cut
     children: set[int] = set()
     for line in sys.stdin:

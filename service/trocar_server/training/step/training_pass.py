@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.layouts import example_layouts
@@ -321,11 +322,14 @@ class BackwardGuard:
     def asking(self, guard: PassGuard) -> Iterator[None]:
         """Check the guard in the backward pass of computations made inside the context."""
         reached: list[nn.Module] = []
+        frozen = frozenset(map(id, self._frozen))
 
         def check(_: Tensor) -> None:
             guard.check()
 
         def leave(part: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+            if id(part) not in frozen:
+                return
             tensors = [output] if isinstance(output, Tensor) else [leaf for _picks, leaf in leaves(output)]
             for tensor in tensors:
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -335,7 +339,11 @@ class BackwardGuard:
         with ExitStack() as hooks:
             for weight in self._weights:
                 hooks.callback(weight.register_hook(check).remove)
-            for part in self._frozen:
+            if not self._is_known:
+                # Not at the modules: torch computes an encoder layer without gradients in one kernel, with
+                # other last bits, unless a module in it has a hook. A first pass would differ from later ones.
+                hooks.callback(register_module_forward_hook(leave).remove)
+            for part in self._frozen if self._is_known else ():
                 hooks.callback(part.register_forward_hook(leave).remove)
             yield
         if not self._is_known:
