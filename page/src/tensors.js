@@ -18,7 +18,9 @@ export class Payloads {
 
   tensors(featureMaps) {
     const left = [...this.buffers];
-    return featureMaps.map((map) => ({ map, tensor: map.hasValues ? tensor(map.tensor, left.shift()) : null }));
+    return featureMaps.map((map) => ({
+      map, tensor: map.hasValues ? { ...tensor(map.tensor, left.shift()), axes: map.axes, grids: map.tokenGrids } : null,
+    }));
   }
 }
 
@@ -63,29 +65,57 @@ export function range(values) {
   return low <= high ? [low, high] : [0, 0];
 }
 
+/** The dimension of the channels as a reply says it, or of the heads of attention; null where it does not. */
+export function channelsByAxes(axes = []) {
+  const name = axes.includes("channels") ? "channels" : "heads";
+  return axes.filter((one) => one === name).length === 1 ? axes.indexOf(name) : null;
+}
+
+/** The dimensions of samples, channels and positions of a value, by what a reply says of it, or by its rank. */
+function roles({ shape, axes = [], channelDim = null }) {
+  const channels = channelsByAxes(axes);
+  const samples = axes.findIndex((name) => name === "batch" || name === "images");
+  const isKnown = axes.length === shape.length && !axes.includes("?") && channels !== null && samples >= 0;
+  const own = channelDim ?? (shape.length === 3 ? -1 : 1);
+  const [sample, channel] = isKnown ? [samples, channels] : [0, own < 0 ? shape.length + own : own];
+  return { sample, channel, rest: shape.map((_, dim) => dim).filter((dim) => dim !== sample && dim !== channel) };
+}
+
+/** The one grid of patches along a dimension, as `{rows, columns, first}`; null where there is none, or of a video. */
+export function patchesOf({ grids = [] }, dim) {
+  const own = grids.filter((grid) => grid.dimension === dim && grid.sizes.length === 2);
+  return own.length === 1 ? { rows: own[0].sizes[0], columns: own[0].sizes[1], first: own[0].first } : null;
+}
+
+/**
+ * One sample of a value as pictures: patches as rows and columns, other tokens as one row.
+ * @param tensor `{shape, values, axes, grids}` as a reply has them; `channelDim` is -1 where they say nothing and the channels are last
+ * @returns `{height, width, channels}`, an array of Float64Array; null where it has no one or two dimensions of positions
+ */
+export function pictures(tensor, sample = 0) {
+  const { shape, values } = tensor;
+  if (shape.length < 3) return null;
+  const strides = shape.map((_, dim) => shape.slice(dim + 1).reduce((product, size) => product * size, 1));
+  const { sample: samples, channel, rest } = roles(tensor);
+  if (rest.length < 1 || rest.length > 2) return null;
+  const patches = rest.length === 1 ? patchesOf(tensor, rest[0]) : null;
+  const step = strides[rest.at(-1)];
+  const [height, width] = patches ? [patches.rows, patches.columns] : rest.length === 1 ? [1, shape[rest[0]]] : rest.map((dim) => shape[dim]);
+  const down = patches ? patches.columns * step : rest.length === 1 ? 0 : strides[rest[0]];
+  const start = sample * strides[samples] + (patches ? patches.first * step : 0);
+  const picture = (index) => Float64Array.from({ length: height * width }, (_, at) =>
+    values[start + index * strides[channel] + Math.floor(at / width) * down + (at % width) * step]);
+  return { height, width, channels: Array.from({ length: shape[channel] }, (_, index) => picture(index)) };
+}
+
 /**
  * Splits one sample of a feature map into channels.
- * @param tensor `{shape, values}`; its `channelDim` is -1 where the channels are last
+ * @param tensor as of `pictures`
  * @returns an array of `{index, values, height, width, strength}`; strength is the mean of the absolute values
  */
-export function channels({ shape, values, channelDim = null }, sample = 0) {
-  const [, ...rest] = shape;
-  const size = rest.reduce((product, length) => product * length, 1);
-  const own = values.subarray(sample * size, (sample + 1) * size);
-  if (rest.length === 3 && channelDim === -1) return columns(own, rest[0], rest[1], rest[2]);
-  if (rest.length === 3) return split(own, rest[0], rest[1], rest[2]);
-  if (rest.length === 2) return columns(own, 1, rest[0], rest[1]); // (tokens, width): one picture for each unit
-  return [];
-}
-
-function split(values, count, height, width) {
-  return Array.from({ length: count }, (_, index) =>
-    channel(index, values.subarray(index * height * width, (index + 1) * height * width), height, width));
-}
-
-function columns(values, height, width, count) {
-  return Array.from({ length: count }, (_, index) =>
-    channel(index, Float64Array.from({ length: height * width }, (_, at) => values[at * count + index]), height, width));
+export function channels(tensor, sample = 0) {
+  const found = pictures(tensor, sample);
+  return found ? found.channels.map((values, index) => channel(index, values, found.height, found.width)) : [];
 }
 
 function channel(index, values, height, width) {

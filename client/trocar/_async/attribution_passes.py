@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from trocar._request.inputs import Inputs
     from trocar._request.objectives import Objective
     from trocar._request.taps import Tap
-    from trocar._result.feature_maps import FeatureMaps
+    from trocar._result.feature_maps import FeatureMapInfo, FeatureMaps
 
 VALUE, GRADIENT = "value", "gradient"
 """What the feature map and its gradient are called in a reply."""
@@ -142,7 +142,7 @@ async def _placed(
             raise ValueError(f"{method} of {request.model_id} needs at=: {error}") from None
         known.keep(model, request.inputs.shape, place)
     if options.channel_dim is None and options.grid is None:
-        options = replace(options, channel_dim=place.channel_dim, grid=place.grid)
+        options = replace(options, channel_dim=place.channel_dim)
     return place.at, options
 
 
@@ -154,8 +154,9 @@ async def _answered(
             values = await integrated(extraction, request, options)
             return await _on_path(extraction, request, options, replace(found, values=values))
         case methods.LayerConductance():
-            values = await conducted(extraction, request, options, found.at)
-            return await _on_path(extraction, request, options, replace(found, values=values))
+            values, described = await conducted(extraction, request, options, found.at)
+            found = replace(found, values=values, described=described)
+            return await _on_path(extraction, request, options, found)
         case methods.SmoothGrad():
             values = await smoothed(extraction, request, options, found.at)
             return await _scored(extraction, request, replace(found, values=values))
@@ -189,22 +190,15 @@ async def _cam(
     extraction: AsyncExtraction, request: AttributionRequest, options: methods.GradCam, found: Attribution
 ) -> Attribution:
     maps, found = await _one_pass(extraction, request, found, taps_at(found.at, True))
+    described = maps.info.get(VALUE)
     value, gradient = (
-        cam.channels_first(maps[name], _channel_dim(maps, options), options.grid)
+        cam.channels_first(maps[name], options.channel_dim, options.grid, described)
         for name in (VALUE, GRADIENT)
     )
     is_plus_plus = isinstance(options, methods.GradCamPlusPlus)
     combine = cam.grad_cam_plus_plus if is_plus_plus else cam.grad_cam
     values = await async_compute(combine, value, gradient)
-    return replace(found, values=values.astype(np.float32), is_map=True)
-
-
-def _channel_dim(maps: FeatureMaps, options: methods.GradCam) -> int | None:
-    """Return the dimension of the channels; None for tokens, which become positions by a grid."""
-    described = maps.info.get(VALUE)
-    if options.channel_dim is not None or options.grid is not None or described is None:
-        return options.channel_dim
-    return None if "tokens" in described.axes else described.channel_dim
+    return replace(found, values=values.astype(np.float32), is_map=True, described=described)
 
 
 async def _one_pass(
@@ -306,12 +300,12 @@ async def _integral(
 
 async def conducted(
     extraction: AsyncExtraction, request: AttributionRequest, options: methods.LayerConductance, at: str
-) -> Array:
-    """Return the conductance of every element of a feature map, for every sample."""
+) -> tuple[Array, FeatureMapInfo | None]:
+    """Return the conductance of every element of a feature map, for every sample, and its description."""
     inputs = check_float(request.inputs, "layer_conductance")
     baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps + 1)
     parts = [await _conductance(extraction, request, group, baseline, rule, at) for group in request.groups()]
-    return joined(parts).astype(np.float32)
+    return joined([values for values, _ in parts]).astype(np.float32), parts[0][1]
 
 
 async def _conductance(
@@ -321,17 +315,19 @@ async def _conductance(
     baseline: Array,
     rule: Rule,
     at: str,
-) -> Floats:
+) -> tuple[Floats, FeatureMapInfo | None]:
     per_batch = request.copies_per_batch(len(rule.alphas), group)
     path = Interpolants(request.inputs[group], baseline[group], rule.alphas, per_batch)
     total = Conductance()
+    described: list[FeatureMapInfo | None] = []
 
     def add(index: int, maps: FeatureMaps) -> None:
+        described.append(cam.samples_first(maps.info.get(VALUE)))
         total.add(path.points(maps[VALUE], index), path.points(maps[GRADIENT], index))
 
     of = request.objective(group, per_batch)
     await _each(extraction, request, path, taps_at(at, True), of, add)
-    return total.value
+    return total.value, described[0]
 
 
 async def smoothed(

@@ -88,10 +88,11 @@ class AsyncAttributions:
                 `over="saliency"`, `samples=25`, `sigma=1.0` and `seed=0` of smoothgrad: the method, the
                 number of copies, the noise's standard deviation in units of the inputs; and the method's
                 own options.
-                `channel_dim=None` of the maps and layer_conductance: -1 for a Swin, (batch, h, w, channels).
+                `channel_dim=None` of the maps and layer_conductance: the dimension of the channels; where
+                the model has them when None.
                 `grid=None` of the same: tokens to positions: (height, width) of the last ones, or a
-                function from (batch, tokens, width) to (batch, channels, height, width); when None, a
-                square after at most one class token.
+                function from (batch, tokens, width) to (batch, channels, height, width); when None, the
+                rows and columns of the patches that the model makes.
                 `relus="**:ReLU"` of guided_backprop: selectors. A ReLU that is a function, not a module, is
                 not included, and its gradient is unchanged, as in captum.
                 `window` and `stride` of occlusion: a size along height and width and a distance, or one for
@@ -147,7 +148,7 @@ class AsyncAttributions:
                 before the pooling; for a ViT the last `ln_1`, because only the class token is used after it.
             of: The score; when None, the logit of each sample's most likely class, after one more pass.
             plus_plus: Whether channels are weighted as in Chattopadhyay et al. 2018.
-            channel_dim: The dimension of the channels; 1 when None, -1 for a Swin. For tokens it is the last.
+            channel_dim: The dimension of the channels; where the model has them when None.
             grid: The conversion of tokens to positions, see `attribute`.
 
         Returns:

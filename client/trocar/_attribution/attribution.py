@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trocar._attribution.cam import Grid, channels_first
+from trocar._attribution.cam import Described, Grid, channels_first
 from trocar._attribution.scaling import min_max_scaled, resized, share_scaled
 from trocar._base.tables import html_picture
 from trocar._base.tensors import Array
@@ -63,6 +63,8 @@ class Attribution:
     """The dimension of the channels, where it was given."""
     grid: Grid = None
     """How tokens become positions, where it was given."""
+    described: Described | None = None
+    """What the reply says of the dimensions of the feature map; None of the input's."""
     preprocessing: Preprocessing | None = None
     """What the server does to the images of this model."""
 
@@ -82,7 +84,9 @@ class Attribution:
             maps = self.values
             _check_positions(maps)
             return min_max_scaled(resized(min_max_scaled(maps), height, width)).astype(np.float32)
-        maps = channels_first(self.values, self.channel_dim, self.grid).sum(axis=1, dtype=np.float64)
+        maps = channels_first(self.values, self.channel_dim, self.grid, self.described).sum(
+            axis=1, dtype=np.float64
+        )
         _check_positions(maps)
         scaled = share_scaled(maps)
         same = scaled.shape[1:] == (height, width)

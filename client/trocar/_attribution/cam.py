@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
     from trocar._base.tensors import Array
+    from trocar._result.feature_maps import TokenGrid
 
 Grid: TypeAlias = "tuple[int, int] | Callable[[Array], Array] | None"
 """How tokens become positions: (height, width), or a function from (batch, tokens, width), or by itself."""
 
+
+class Described(Protocol):
+    """What a reply says of the dimensions of a value; `FeatureMapInfo` is one."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What each dimension means; empty where nothing is known."""
+        ...
+
+    @property
+    def channel_dim(self) -> int | None:
+        """The dimension of the channels; None where that is not known."""
+        ...
+
+    @property
+    def token_grids(self) -> tuple[TokenGrid, ...]:
+        """The dimensions whose tokens are the patches of a picture."""
+        ...
+
+
+Info = TypeVar("Info", bound=Described)
+
 _EPSILON = 1e-6
+_SAMPLES = ("batch", "images")
 
 
 def grad_cam(values: Array, gradients: Array) -> Floats:
@@ -44,27 +68,94 @@ def grad_cam_plus_plus(values: Array, gradients: Array) -> Floats:
     return _combined((np.maximum(g, 0) * shares).sum(axis=axes), values)
 
 
-def channels_first(values: Array, channel_dim: int | None = None, grid: Grid = None) -> Array:
-    """Return a value as (batch, channels, height, width).
+def channels_first(
+    values: Array,
+    channel_dim: int | None = None,
+    grid: Grid = None,
+    described: Described | None = None,
+) -> Array:
+    """Return a value as (batch, channels, ...): positions in its own order, patches as rows and columns.
 
     Args:
-        values: A feature map. One of rank 3 is (batch, tokens, width).
-        channel_dim: The dimension of the channels of other ranks; 1 when None, -1 for a Swin.
-        grid: Of tokens: (height, width), or a function that returns (batch, channels, height, width). When
-            None, a square; tokens before it, such as a class token, are dropped.
+        values: A feature map.
+        channel_dim: The dimension of its channels; where the model has them when None.
+        grid: Of tokens: (height, width) of the last ones, or a function that returns (batch, channels,
+            height, width). The patches that the model's own pass makes when None.
+        described: What a reply says of its dimensions; None where nothing is known.
 
     Raises:
-        ValueError: There are no positions, tokens make no grid, or `channel_dim` is out of range.
+        ValueError: There are no positions, the grid does not fit, or `channel_dim` is out of range.
     """
     if callable(grid):
         return _checked(grid(values), len(values))
-    if values.ndim == 3 and channel_dim is None:
-        return _tokens_as_grid(values, grid)
+    arranged = None if described is None else _by_axes(values, channel_dim, described)
+    if arranged is not None and arranged[0].ndim > 2:
+        moved, grids = arranged
+        return _with_grid(moved, grid) if grid is not None else _patched(moved, grids)
     if grid is not None:
-        raise ValueError(f"grid is for tokens, (batch, tokens, width); the value has shape {values.shape}")
+        return _with_grid(np.moveaxis(values, 2, 1) if values.ndim == 3 else values, grid)
+    return _by_rank(values, channel_dim)
+
+
+def samples_first(described: Info | None) -> Info | None:
+    """Return a description; refuses one whose samples are not the first dimension.
+
+    Raises:
+        ValueError: They are in another dimension.
+    """
+    axes = () if described is None else described.axes
+    dim = next((dim for dim, name in enumerate(axes) if name in _SAMPLES), 0)
+    if dim:
+        raise ValueError(
+            f"its samples are dimension {dim} of ({', '.join(axes)}); choose a value with samples first"
+        )
+    return described
+
+
+def _by_axes(
+    values: Array, channel_dim: int | None, described: Described
+) -> tuple[Array, list[tuple[int, TokenGrid]]] | None:
+    """Return a value as (batch, channels, ...), with its grids of patches; None where that is not known."""
+    axes, channels = described.axes, described.channel_dim if channel_dim is None else channel_dim
+    samples = next((dim for dim, name in enumerate(axes) if name in _SAMPLES), None)
+    if len(axes) != values.ndim or samples is None or channels is None or "?" in axes:
+        return None
+    rest = [dim for dim in range(values.ndim) if dim not in {samples, channels % values.ndim}]
+    if len(rest) != values.ndim - 2:
+        raise ValueError(f"channel_dim={channel_dim} is the dimension of the samples in {values.shape}")
+    grids = [(2 + rest.index(entry.dimension), entry) for entry in described.token_grids]
+    return values.transpose(samples, channels % values.ndim, *rest), grids
+
+
+def _patched(moved: Array, grids: Sequence[tuple[int, TokenGrid]]) -> Array:
+    """Return a value with its patches as rows and columns, without the tokens around them."""
+    for dim, grid in reversed(grids):
+        patches = np.take(moved, range(grid.first, grid.first + math.prod(grid.sizes)), dim)
+        moved = patches.reshape(*patches.shape[:dim], *grid.sizes, *patches.shape[dim + 1 :])
+    return moved
+
+
+def _with_grid(moved: Array, grid: tuple[int, int]) -> Array:
+    """Return (batch, channels, tokens) with its last tokens as rows and columns."""
+    if moved.ndim != 3:
+        raise ValueError(f"grid is for values with one dimension of tokens, not {moved.shape}")
+    count = moved.shape[2]
+    height, columns = grid
+    if min(grid) < 1 or height * columns > count:
+        raise ValueError(f"a grid of {height} x {columns} does not match the {count} tokens")
+    return moved[:, :, count - height * columns :].reshape(*moved.shape[:2], height, columns)
+
+
+def _by_rank(values: Array, channel_dim: int | None) -> Array:
+    """Return a value of which nothing is known: channels are dimension 1, unless said otherwise."""
     if values.ndim < 3:
         raise ValueError(
             f"a value of shape {values.shape} has no spatial positions; choose a module before pooling"
+        )
+    if values.ndim == 3 and channel_dim is None:
+        raise ValueError(
+            f"the meaning of the dimensions of a value of shape {values.shape} is not known; pass "
+            "channel_dim=, or grid=(height, width) for the patches of (batch, tokens, width)"
         )
     dim = 1 if channel_dim is None else channel_dim
     if not 1 <= dim % values.ndim < values.ndim or not -values.ndim <= dim < values.ndim:
@@ -79,22 +170,6 @@ def _positions(values: Array) -> tuple[int, ...]:
 def _combined(weights: Floats, values: Array) -> Floats:
     total: Floats = np.einsum("bc,bc...->b...", weights, values.astype(np.float64))
     return np.maximum(total, 0.0)
-
-
-def _tokens_as_grid(values: Array, grid: tuple[int, int] | None) -> Array:
-    batch, count, width = values.shape
-    if grid is None:
-        side = math.isqrt(count)
-        grid = (side, side)
-        if count - side * side > 1:  # one class token at most; registers need an explicit grid
-            raise ValueError(
-                f"{count} tokens do not form a square, with or without class token; pass grid=(height, width)"
-            )
-    height, columns = grid
-    if min(grid) < 1 or height * columns > count:
-        raise ValueError(f"a grid of {height} x {columns} does not match the {count} tokens")
-    kept = values[:, count - height * columns :]
-    return np.moveaxis(kept.reshape(batch, height, columns, width), -1, 1)
 
 
 def _checked(values: object, batch: int) -> Array:

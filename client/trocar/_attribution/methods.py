@@ -69,7 +69,7 @@ class GradCam:
     """Channels weighted by their mean gradient."""
 
     channel_dim: int | None = None
-    """The dimension of the channels; 1 when None, -1 for a Swin."""
+    """The dimension of the channels; where the model has them when None."""
     grid: Grid = None
     """How tokens become positions; see `trocar._attribution.cam.channels_first`."""
 

@@ -2,9 +2,8 @@
 
 | value                            | chosen                                                       |
 |----------------------------------|--------------------------------------------------------------|
-| (batch, channels, height, width) | the last one: "layer4" of a ResNet, "features" of a VGG       |
-| (batch, height, width, channels) | the same, with `channel_dim=-1`                               |
-| (batch, tokens, width)           | the last one before the last attention, as a grid of patches  |
+| with channels, height and width  | the last one: "layer4" of a ResNet, "features.7" of a Swin     |
+| with tokens that are patches     | the last one before the last attention, as rows and columns   |
 
 Outputs of pooling modules do not count: behind an adaptive pooling are as many positions as it was built for.
 Nor do values inside attention modules, of which some are maps of tokens by tokens. Behind the last attention
@@ -18,20 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from trocar._attribution.cam import Described
 from trocar._base.names import few
 
 if TYPE_CHECKING:
     from trocar._base.types import Model
 
-_MOST_OTHER_TOKENS = 8
-"""Tokens beside those of the patches: a class token, registers."""
-
-
 _MOST_KNOWN = 256
 """Places that a client remembers."""
 
 
-class Value(Protocol):
+class Value(Described, Protocol):
     """The output of one call of a module; `FeatureMapInfo` is one."""
 
     @property
@@ -59,11 +55,6 @@ class Value(Protocol):
         """Size of each dimension."""
         ...
 
-    @property
-    def channel_dim(self) -> int | None:
-        """The dimension of the channels; None where that is not known."""
-        ...
-
 
 @dataclass(frozen=True)
 class Place:
@@ -72,9 +63,7 @@ class Place:
     at: str
     """Its selector."""
     channel_dim: int | None = None
-    """The dimension of the channels; None for the usual one."""
-    grid: tuple[int, int] | None = None
-    """Height and width in patches, of tokens; None for a square, or where there are no tokens."""
+    """The dimension of the channels, where no reply says it and it is not the usual one."""
 
 
 class KnownPlaces:
@@ -108,14 +97,14 @@ def default_place(values: Sequence[Value], input_shape: tuple[int, ...]) -> Plac
     attention = _attention_paths(values)
     outside = [value for value in values if _counts(value, attention)]
     maps = [value for value in outside if _has_positions(value, input_shape)]
-    grids = _grids(maps, input_shape)
     before = _before_last_attention(outside, values, attention)
-    tokens = [value for value in before if _grid_of(value, grids, input_shape)]
+    tokens = [value for value in before if _has_patches(value)]
     if tokens and (not maps or outside.index(tokens[-1]) > outside.index(maps[-1])):
-        return Place(tokens[-1].name, grid=_grid_of(tokens[-1], grids, input_shape))
+        return Place(tokens[-1].name)
     if not maps:
         raise ValueError(_no_place([value for value in outside if len(value.shape) > 2]))
-    return Place(maps[-1].name, -1 if _is_channels_last(maps[-1], input_shape) else None)
+    is_last = not maps[-1].axes and _is_channels_last(maps[-1], input_shape)
+    return Place(maps[-1].name, -1 if is_last else None)
 
 
 def _counts(value: Value, attention: Sequence[str]) -> bool:
@@ -144,12 +133,30 @@ def _is_within(path: str, ancestor: str) -> bool:
     return path == ancestor or path.startswith(f"{ancestor}.")
 
 
+def _has_patches(value: Value) -> bool:
+    """Whether one dimension of a value is the rows and columns of a picture."""
+    return [len(grid.sizes) for grid in value.token_grids] == [2] and value.channel_dim is not None
+
+
 def _has_positions(value: Value, input_shape: tuple[int, ...]) -> bool:
     """Whether a value has height and width of more than one position, and no more than the input."""
-    if len(value.shape) != 4 or len(input_shape) != 4 or value.shape[0] != input_shape[0]:
+    if len(value.shape) != 4 or len(input_shape) != 4:
+        return False
+    if value.axes and "?" not in value.axes:
+        return _has_known_positions(value)
+    if value.shape[0] != input_shape[0]:
         return False
     height, width = _positions(value, input_shape)
     return min(height, width) > 1 and height <= input_shape[2] and width <= input_shape[3]
+
+
+def _has_known_positions(value: Value) -> bool:
+    """Whether the dimensions beside samples and channels are positions of the inputs, more than one each."""
+    named = {dim: name for dim, name in enumerate(value.axes) if dim != value.channel_dim}
+    samples = [dim for dim, name in named.items() if name in {"batch", "images"}]
+    rest = [dim for dim, name in named.items() if name and name != "heads" and dim not in samples[:1]]
+    is_map = value.channel_dim is not None and len(samples) == 1 and len(rest) == 2
+    return is_map and not value.token_grids and all(value.shape[dim] > 1 for dim in rest)
 
 
 def _positions(value: Value, input_shape: tuple[int, ...]) -> tuple[int, int]:
@@ -158,9 +165,7 @@ def _positions(value: Value, input_shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _is_channels_last(value: Value, input_shape: tuple[int, ...]) -> bool:
-    """Whether the channels come last; where that is not known, the proportions of the input tell."""
-    if value.channel_dim is not None:
-        return value.channel_dim == len(value.shape) - 1
+    """Whether the channels come last in a value of which nothing is known: the input's proportions tell."""
     shape, size = value.shape, (input_shape[2], input_shape[3])
     return _is_reduced((shape[1], shape[2]), size) and not _is_reduced((shape[2], shape[3]), size)
 
@@ -171,23 +176,6 @@ def _is_reduced(positions: tuple[int, int], size: tuple[int, int]) -> bool:
         return False
     stride = math.sqrt(size[0] * size[1] / (positions[0] * positions[1]))
     return all(abs(count - whole / stride) <= 1 for count, whole in zip(positions, size, strict=True))
-
-
-def _grids(maps: Sequence[Value], input_shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return height and width of the maps, the last first: of a ViT its patches."""
-    return [_positions(value, input_shape) for value in reversed(maps)]
-
-
-def _grid_of(
-    value: Value, grids: Sequence[tuple[int, int]], input_shape: tuple[int, ...]
-) -> tuple[int, int] | None:
-    """Return height and width of tokens (batch, tokens, width); None where they are no grid."""
-    if len(value.shape) != 3 or len(input_shape) != 4 or value.shape[0] != input_shape[0]:
-        return None
-    count, side = value.shape[1], math.isqrt(value.shape[1])
-    squares = [(side, side)] if side > 1 and count - side * side <= 1 else []
-    fitting = (grid for grid in (*grids, *squares) if 0 <= count - grid[0] * grid[1] <= _MOST_OTHER_TOKENS)
-    return next(fitting, None)
 
 
 def _no_place(values: Sequence[Value]) -> str:

@@ -44,6 +44,18 @@ class CastInfo:
 
 
 @dataclass(frozen=True)
+class TokenGrid:
+    """The patches of a picture along one dimension of a value, row by row."""
+
+    dimension: int
+    """The dimension, from 0."""
+    sizes: tuple[int, ...]
+    """Rows and columns; of a video frames before them."""
+    first: int = 0
+    """Tokens before the patches, such as class and register tokens."""
+
+
+@dataclass(frozen=True)
 class FeatureMapInfo:
     """Source, shape and dtype of one feature map; known even when its values were not sent."""
 
@@ -79,6 +91,8 @@ class FeatureMapInfo:
     as "tokens" or "height"; with "*" between them where several are one dimension; "" for a dimension of
     constants, "?" where it is not known. Empty where nothing is known, for companions, and after
     reductions."""
+    token_grids: tuple[TokenGrid, ...] = ()
+    """The dimensions whose tokens are the patches of a picture."""
 
     @property
     def channel_dim(self) -> int | None:

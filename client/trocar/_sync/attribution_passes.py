@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trocar._request.inputs import Inputs
     from trocar._request.objectives import Objective
     from trocar._request.taps import Tap
-    from trocar._result.feature_maps import FeatureMaps
+    from trocar._result.feature_maps import FeatureMapInfo, FeatureMaps
     from trocar._sync.extraction import Extraction
 
 VALUE, GRADIENT = "value", "gradient"
@@ -137,7 +137,7 @@ def _placed(
             raise ValueError(f"{method} of {request.model_id} needs at=: {error}") from None
         known.keep(model, request.inputs.shape, place)
     if options.channel_dim is None and options.grid is None:
-        options = replace(options, channel_dim=place.channel_dim, grid=place.grid)
+        options = replace(options, channel_dim=place.channel_dim)
     return place.at, options
 
 
@@ -149,8 +149,9 @@ def _answered(
             values = integrated(extraction, request, options)
             return _on_path(extraction, request, options, replace(found, values=values))
         case methods.LayerConductance():
-            values = conducted(extraction, request, options, found.at)
-            return _on_path(extraction, request, options, replace(found, values=values))
+            values, described = conducted(extraction, request, options, found.at)
+            found = replace(found, values=values, described=described)
+            return _on_path(extraction, request, options, found)
         case methods.SmoothGrad():
             values = smoothed(extraction, request, options, found.at)
             return _scored(extraction, request, replace(found, values=values))
@@ -184,22 +185,15 @@ def _cam(
     extraction: Extraction, request: AttributionRequest, options: methods.GradCam, found: Attribution
 ) -> Attribution:
     maps, found = _one_pass(extraction, request, found, taps_at(found.at, True))
+    described = maps.info.get(VALUE)
     value, gradient = (
-        cam.channels_first(maps[name], _channel_dim(maps, options), options.grid)
+        cam.channels_first(maps[name], options.channel_dim, options.grid, described)
         for name in (VALUE, GRADIENT)
     )
     is_plus_plus = isinstance(options, methods.GradCamPlusPlus)
     combine = cam.grad_cam_plus_plus if is_plus_plus else cam.grad_cam
     values = compute(combine, value, gradient)
-    return replace(found, values=values.astype(np.float32), is_map=True)
-
-
-def _channel_dim(maps: FeatureMaps, options: methods.GradCam) -> int | None:
-    """Return the dimension of the channels; None for tokens, which become positions by a grid."""
-    described = maps.info.get(VALUE)
-    if options.channel_dim is not None or options.grid is not None or described is None:
-        return options.channel_dim
-    return None if "tokens" in described.axes else described.channel_dim
+    return replace(found, values=values.astype(np.float32), is_map=True, described=described)
 
 
 def _one_pass(
@@ -299,12 +293,12 @@ def _integral(
 
 def conducted(
     extraction: Extraction, request: AttributionRequest, options: methods.LayerConductance, at: str
-) -> Array:
-    """Return the conductance of every element of a feature map, for every sample."""
+) -> tuple[Array, FeatureMapInfo | None]:
+    """Return the conductance of every element of a feature map, for every sample, and its description."""
     inputs = check_float(request.inputs, "layer_conductance")
     baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps + 1)
     parts = [_conductance(extraction, request, group, baseline, rule, at) for group in request.groups()]
-    return joined(parts).astype(np.float32)
+    return joined([values for values, _ in parts]).astype(np.float32), parts[0][1]
 
 
 def _conductance(
@@ -314,17 +308,19 @@ def _conductance(
     baseline: Array,
     rule: Rule,
     at: str,
-) -> Floats:
+) -> tuple[Floats, FeatureMapInfo | None]:
     per_batch = request.copies_per_batch(len(rule.alphas), group)
     path = Interpolants(request.inputs[group], baseline[group], rule.alphas, per_batch)
     total = Conductance()
+    described: list[FeatureMapInfo | None] = []
 
     def add(index: int, maps: FeatureMaps) -> None:
+        described.append(cam.samples_first(maps.info.get(VALUE)))
         total.add(path.points(maps[VALUE], index), path.points(maps[GRADIENT], index))
 
     of = request.objective(group, per_batch)
     _each(extraction, request, path, taps_at(at, True), of, add)
-    return total.value
+    return total.value, described[0]
 
 
 def smoothed(

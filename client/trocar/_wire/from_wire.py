@@ -11,7 +11,7 @@ from trocar._base.tensors import DTYPE_NAMES
 from trocar._base.types import DrainState, Feature, Model, ModelInput, Preprocessing, ServerInfo, ServerLimits
 from trocar._request.taps import SCOPES, STATISTICS
 from trocar._result.extraction_plan import ExtractionPlan
-from trocar._result.feature_maps import CastInfo, FeatureMapInfo
+from trocar._result.feature_maps import CastInfo, FeatureMapInfo, TokenGrid
 from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._result.processed import ProcessedInput, ProcessedSample
 from trocar._result.statistics import AnyStatistic, Histogram, Statistics
@@ -202,7 +202,12 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         cast=_cast(message.cast) if message.HasField("cast") else None,
         token_positions=tuple(map(_positions, message.token_positions)),
         axes=tuple(message.axes),
+        token_grids=tuple(map(_token_grid, message.token_grids)),
     )
+
+
+def _token_grid(message: extraction_pb2.TokenGrid) -> TokenGrid:
+    return TokenGrid(message.dimension, tuple(message.sizes), message.first)
 
 
 def _positions(message: extraction_pb2.TokenPositions) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ export async function attribute({ modelId, port, input, method, target, at, sett
   const objective = { terms: [{ kind: { case: "classScore", value: { classes: [BigInt(chosen)], kind: ClassScoreKind.LOGIT } } }] };
   const own = METHODS[method];
   const question = { modelId, port: ownPort, name: ownPort === FIRST ? "" : IMAGES, pixels, objective, target: chosen, score: output.values[chosen], setting, edits: own.edits ?? [], hasValue: own.hasValue, options, tell };
-  const place = own.isAtModule && at === null ? await placeOf(question) : { at: at ?? ownPort, channelDim: null, grid: null };
+  const place = own.isAtModule && at === null ? await placeOf(question) : { at: at ?? ownPort, channelDim: null };
   const values = await own.compute({ ...question, place });
   const [height, width] = pixels.shape.slice(2);
   return { values, pixels, place, target: chosen, score: question.score, heat: heatOf(values, own.isMap, place, height, width) };
@@ -87,7 +87,8 @@ function gradient(combine) {
 function cam(combine) {
   return async (question) => {
     const found = await pass(question, question.pixels, question.place.at, true);
-    const map = combine(channelsFirst(found.value, question.place), channelsFirst(found.gradient, question.place));
+    const { axes, grids } = found.value;
+    const map = combine(channelsFirst(found.value, question.place), channelsFirst({ ...found.gradient, axes, grids }, question.place));
     return { shape: [1, map.height, map.width], values: Float32Array.from(map.values) };
   };
 }
@@ -112,14 +113,14 @@ async function layerConductance(question) {
   const { pixels, place, setting, tell } = question;
   const rule = gaussLegendre(setting + 1);
   const total = new Conductance();
-  let [done, shape] = [0, []];
+  let [done, value] = [0, null];
   for (const { tensor, count } of interpolants(pixels, rule.alphas)) {
     const found = await pass(question, tensor, place.at, true);
     total.add(found.value, found.gradient, count);
-    shape = found.value.shape;
+    value = found.value;
     tell((done += count) / rule.alphas.length);
   }
-  return { shape: [1, ...shape.slice(1)], values: Float32Array.from(total.sum) };
+  return { ...value, shape: [1, ...value.shape.slice(1)], values: Float32Array.from(total.sum) };
 }
 
 async function occlusion({ modelId, name, pixels, setting, target, score, options, tell }) {

@@ -4,24 +4,16 @@ import { range } from "../tensors.js";
 import { OverImage, Picture } from "./map.js";
 import { Tokens } from "./tokens.js";
 
-/** Patches of an image as `{side, first}`: a square of tokens behind `first` others; null where they are none. */
-function patchesOf(count) {
-  for (const first of [0, 1, 2, 5]) { // class and distillation tokens, registers
-    const side = Math.sqrt(count - first);
-    if (side > 1 && Number.isInteger(side)) return { side, first };
-  }
-  return null;
-}
-
 const patchName = (patches, at) => {
   const place = at - patches.first;
-  return place < 0 ? `token ${at}` : `patch ${Math.floor(place / patches.side) + 1}, ${(place % patches.side) + 1}`;
+  if (place < 0 || place >= patches.rows * patches.columns) return `token ${at}`;
+  return `patch ${Math.floor(place / patches.columns) + 1}, ${(place % patches.columns) + 1}`;
 };
 
 function Row({ weights, labels, image, patches }) {
   const limits = range(weights);
   if (!patches) return html`<${Tokens} tokens=${labels} values=${weights} limits=${limits} />`;
-  const map = { values: weights.subarray(patches.first), height: patches.side, width: patches.side };
+  const map = { values: weights.subarray(patches.first, patches.first + patches.rows * patches.columns), height: patches.rows, width: patches.columns };
   return html`
     <${OverImage} image=${image?.kind === "image" ? image : null} map=${map} limits=${range(map.values)} label="Attention to the patches of the image" />
     ${patches.first > 0 && html`<p>to token 0: ${number(weights[0])}</p>`}`;
@@ -38,11 +30,13 @@ function Matrix({ head, labels }) {
     <p class="hint">Rows are the tokens that look, columns the tokens that are looked at.</p>`;
 }
 
-/** @param head of `channels`; @param query a signal: a row, or empty for all; @param tokens of a text, or null */
-export function Head({ head, query, image, tokens, onClose }) {
+/**
+ * @param head of `channels`; @param patches of an image among the keys, of `patchesOf`, or null
+ * @param query a signal: a row, or empty for all; @param tokens of a text, or null
+ */
+export function Head({ head, patches, query, image, tokens, onClose }) {
   const { height, width, values } = head;
   const isText = tokens?.length === width;
-  const patches = isText ? null : patchesOf(width);
   const labels = Array.from({ length: width }, (_, at) => (isText ? tokens[at] : patches ? patchName(patches, at) : `token ${at}`));
   const row = query.value === "" ? -1 : Math.min(Number(query.value), height - 1);
   return html`

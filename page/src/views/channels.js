@@ -1,7 +1,7 @@
 // The channels of a value: statistics, thumbnails, and one channel large over the image.
 import { useMemo, useState } from "preact/hooks";
 import { html, number } from "../html.js";
-import { channels, range } from "../tensors.js";
+import { channels, patchesOf, range } from "../tensors.js";
 import { Head } from "./attention.js";
 import { OverImage, Picture } from "./map.js";
 import { Statistics } from "./statistics.js";
@@ -83,7 +83,7 @@ export function Channels({ map, tensor, chosen, image, tokens, both = null, hasC
     <${Statistics} map=${map} />
     ${all.length > 0 && html`
       ${hasControls && html`<${ThumbnailControls} order=${chosen.order} scale=${chosen.scale} isBesideOther=${both !== null} />`}
-      ${large && isAttention && html`<${Head} head=${large} query=${chosen.query} image=${image} tokens=${tokens} onClose=${close} />`}
+      ${large && isAttention && html`<${Head} head=${large} patches=${tokens?.length === large.width ? null : patchesOf(tensor, tensor.shape.length - 1)} query=${chosen.query} image=${image} tokens=${tokens} onClose=${close} />`}
       ${large && !isAttention && html`<${Large} channel=${large} limits=${both && chosen.scale.value === "common" ? both : range(large.values)} image=${image} tokens=${tokens} onClose=${close} />`}
       <${Thumbnails} key=${map.name} shown=${shown} limitsOf=${limitsOf} isChosen=${(index) => chosen.channel.value === String(index)}
                      onChoose=${(index) => { chosen.channel.value = String(index); }} />`}`;

@@ -1051,6 +1051,7 @@ class FeatureMap(_message.Message):
     CAST_FIELD_NUMBER: _builtins.int
     TOKEN_POSITIONS_FIELD_NUMBER: _builtins.int
     AXES_FIELD_NUMBER: _builtins.int
+    TOKEN_GRIDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The alias, or the selector of exactly this value. Unique in the reply."""
     path: _builtins.str
@@ -1099,6 +1100,10 @@ class FeatureMap(_message.Message):
         companions, and where reductions have changed it.
         """
 
+    @_builtins.property
+    def token_grids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenGrid]:
+        """The dimensions whose tokens are the patches of a picture. Empty where `axes` is."""
+
     def __init__(
         self,
         *,
@@ -1118,16 +1123,49 @@ class FeatureMap(_message.Message):
         cast: _reduction_pb2.CastResult | None = ...,
         token_positions: _abc.Iterable[Global___TokenPositions] | None = ...,
         axes: _abc.Iterable[_builtins.str] | None = ...,
+        token_grids: _abc.Iterable[Global___TokenGrid] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "cast", b"cast", "channel_dim", b"channel_dim", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "axes", b"axes", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_positions", b"token_positions", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "axes", b"axes", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_grids", b"token_grids", "token_positions", b"token_positions", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_dim) -> _WhichOneofReturnType__channel_dim | None: ...
 
 Global___FeatureMap: _TypeAlias = FeatureMap  # noqa: Y015
+
+@_typing.final
+class TokenGrid(_message.Message):
+    """The patches of a picture along one dimension, row by row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    dimension: _builtins.int
+    """The dimension, from 0."""
+    first: _builtins.int
+    """Tokens before the patches, such as class and register tokens. Others may come behind them."""
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rows and columns; of a video frames before them."""
+
+    def __init__(
+        self,
+        *,
+        dimension: _builtins.int = ...,
+        sizes: _abc.Iterable[_builtins.int] | None = ...,
+        first: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension", b"dimension", "first", b"first", "sizes", b"sizes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenGrid: _TypeAlias = TokenGrid  # noqa: Y015
 
 @_typing.final
 class TokenPositions(_message.Message):

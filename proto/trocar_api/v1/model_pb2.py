@@ -4,15 +4,18 @@
 # source: trocar_api/v1/model.proto
 # Protobuf Python Version: 6.33.5
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 33, 5, "", "trocar_api/v1/model.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    33,
+    5,
+    '',
+    'trocar_api/v1/model.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,63 +25,61 @@ _sym_db = _symbol_database.Default()
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x19trocar_api/v1/model.proto\x12\rtrocar_api.v1\x1a\x1atrocar_api/v1/tensor.proto"\xa8\x04\n\x05Model\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.trocar_api.v1.ModelState\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x0f\n\x07weights\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\x12\n\nbyte_count\x18\x07 \x01(\x03\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12#\n\x05\x64type\x18\t \x01(\x0e\x32\x14.trocar_api.v1.Dtype\x12\x33\n\rpreprocessing\x18\n \x01(\x0b\x32\x1c.trocar_api.v1.Preprocessing\x12\x12\n\ncategories\x18\x0b \x03(\t\x12\x13\n\x0binput_shape\x18\x0c \x03(\x03\x12\x15\n\rerror_message\x18\r \x01(\t\x12)\n\x06inputs\x18\x0e \x03(\x0b\x32\x19.trocar_api.v1.ModelInput\x12)\n\x06stages\x18\x0f \x03(\x0b\x32\x19.trocar_api.v1.ModelStage\x12\x0e\n\x06\x64igest\x18\x10 \x01(\t\x12;\n\x0c\x64igest_parts\x18\x11 \x03(\x0b\x32%.trocar_api.v1.Model.DigestPartsEntry\x1a\x32\n\x10\x44igestPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"\x8f\x01\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x31\n\ndimensions\x18\x03 \x03(\x0b\x32\x1d.trocar_api.v1.ModelDimension\x12\x13\n\x0bis_optional\x18\x04 \x01(\x08\x12\x12\n\x05\x62\x65low\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_below",\n\x0eModelDimension\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03",\n\nModelStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08selector\x18\x02 \x01(\t"\xb4\x01\n\rPreprocessing\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x0e\n\x06resize\x18\x02 \x03(\x05\x12\x0c\n\x04\x63rop\x18\x03 \x03(\x05\x12\x0c\n\x04mean\x18\x04 \x03(\x01\x12\x0b\n\x03std\x18\x05 \x03(\x01\x12\x15\n\rinterpolation\x18\x06 \x01(\t\x12\x14\n\x07longest\x18\x07 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05scale\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_longestB\x08\n\x06_scale"\x13\n\x11ListModelsRequest":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.trocar_api.v1.Model"7\n\x0fGetModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nhas_digest\x18\x02 \x01(\x08"\'\n\x13ListReplicasRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t"Q\n\x14ListReplicasResponse\x12(\n\x08replicas\x18\x01 \x03(\x0b\x32\x16.trocar_api.v1.Replica\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01"A\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\twaiting_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.trocar_api.v1.Model"5\n\x10LoadModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\t"8\n\x11LoadModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.trocar_api.v1.Model"&\n\x12UnloadModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t":\n\x13UnloadModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.trocar_api.v1.Model"Q\n\x12ListModulesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12)\n\x06inputs\x18\x02 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec"R\n\x13ListModulesResponse\x12&\n\x07modules\x18\x01 \x03(\x0b\x32\x15.trocar_api.v1.Module\x12\x13\n\x0bis_symbolic\x18\x02 \x01(\x08"|\n\x06Module\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x17\n\x0fparameter_count\x18\x03 \x01(\x03\x12(\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32\x19.trocar_api.v1.ModuleCall\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t"9\n\nModuleCall\x12+\n\x07outputs\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.OutputValue"v\n\x0bOutputValue\x12\x0c\n\x04pick\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12)\n\x06tensor\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x12\n\nbyte_count\x18\x04 \x01(\x03\x12\x0c\n\x04\x61xes\x18\x05 \x03(\t*\x8c\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x16\n\x12MODEL_STATE_LOADED\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x32\x83\x04\n\x0cModelService\x12Q\n\nListModels\x12 .trocar_api.v1.ListModelsRequest\x1a!.trocar_api.v1.ListModelsResponse\x12K\n\x08GetModel\x12\x1e.trocar_api.v1.GetModelRequest\x1a\x1f.trocar_api.v1.GetModelResponse\x12N\n\tLoadModel\x12\x1f.trocar_api.v1.LoadModelRequest\x1a .trocar_api.v1.LoadModelResponse\x12T\n\x0bUnloadModel\x12!.trocar_api.v1.UnloadModelRequest\x1a".trocar_api.v1.UnloadModelResponse\x12T\n\x0bListModules\x12!.trocar_api.v1.ListModulesRequest\x1a".trocar_api.v1.ListModulesResponse\x12W\n\x0cListReplicas\x12".trocar_api.v1.ListReplicasRequest\x1a#.trocar_api.v1.ListReplicasResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19trocar_api/v1/model.proto\x12\rtrocar_api.v1\x1a\x1atrocar_api/v1/tensor.proto\"\xa8\x04\n\x05Model\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.trocar_api.v1.ModelState\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x0f\n\x07weights\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\x12\n\nbyte_count\x18\x07 \x01(\x03\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12#\n\x05\x64type\x18\t \x01(\x0e\x32\x14.trocar_api.v1.Dtype\x12\x33\n\rpreprocessing\x18\n \x01(\x0b\x32\x1c.trocar_api.v1.Preprocessing\x12\x12\n\ncategories\x18\x0b \x03(\t\x12\x13\n\x0binput_shape\x18\x0c \x03(\x03\x12\x15\n\rerror_message\x18\r \x01(\t\x12)\n\x06inputs\x18\x0e \x03(\x0b\x32\x19.trocar_api.v1.ModelInput\x12)\n\x06stages\x18\x0f \x03(\x0b\x32\x19.trocar_api.v1.ModelStage\x12\x0e\n\x06\x64igest\x18\x10 \x01(\t\x12;\n\x0c\x64igest_parts\x18\x11 \x03(\x0b\x32%.trocar_api.v1.Model.DigestPartsEntry\x1a\x32\n\x10\x44igestPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8f\x01\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x31\n\ndimensions\x18\x03 \x03(\x0b\x32\x1d.trocar_api.v1.ModelDimension\x12\x13\n\x0bis_optional\x18\x04 \x01(\x08\x12\x12\n\x05\x62\x65low\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_below\",\n\x0eModelDimension\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\",\n\nModelStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08selector\x18\x02 \x01(\t\"\xb4\x01\n\rPreprocessing\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x0e\n\x06resize\x18\x02 \x03(\x05\x12\x0c\n\x04\x63rop\x18\x03 \x03(\x05\x12\x0c\n\x04mean\x18\x04 \x03(\x01\x12\x0b\n\x03std\x18\x05 \x03(\x01\x12\x15\n\rinterpolation\x18\x06 \x01(\t\x12\x14\n\x07longest\x18\x07 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05scale\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_longestB\x08\n\x06_scale\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.trocar_api.v1.Model\"7\n\x0fGetModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nhas_digest\x18\x02 \x01(\x08\"\'\n\x13ListReplicasRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"Q\n\x14ListReplicasResponse\x12(\n\x08replicas\x18\x01 \x03(\x0b\x32\x16.trocar_api.v1.Replica\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01\"A\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\twaiting_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.trocar_api.v1.Model\"5\n\x10LoadModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\t\"8\n\x11LoadModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.trocar_api.v1.Model\"&\n\x12UnloadModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\":\n\x13UnloadModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.trocar_api.v1.Model\"Q\n\x12ListModulesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12)\n\x06inputs\x18\x02 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec\"R\n\x13ListModulesResponse\x12&\n\x07modules\x18\x01 \x03(\x0b\x32\x15.trocar_api.v1.Module\x12\x13\n\x0bis_symbolic\x18\x02 \x01(\x08\"|\n\x06Module\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x17\n\x0fparameter_count\x18\x03 \x01(\x03\x12(\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32\x19.trocar_api.v1.ModuleCall\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\"9\n\nModuleCall\x12+\n\x07outputs\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.OutputValue\"v\n\x0bOutputValue\x12\x0c\n\x04pick\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12)\n\x06tensor\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x12\n\nbyte_count\x18\x04 \x01(\x03\x12\x0c\n\x04\x61xes\x18\x05 \x03(\t*\x8c\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x16\n\x12MODEL_STATE_LOADED\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x32\x83\x04\n\x0cModelService\x12Q\n\nListModels\x12 .trocar_api.v1.ListModelsRequest\x1a!.trocar_api.v1.ListModelsResponse\x12K\n\x08GetModel\x12\x1e.trocar_api.v1.GetModelRequest\x1a\x1f.trocar_api.v1.GetModelResponse\x12N\n\tLoadModel\x12\x1f.trocar_api.v1.LoadModelRequest\x1a .trocar_api.v1.LoadModelResponse\x12T\n\x0bUnloadModel\x12!.trocar_api.v1.UnloadModelRequest\x1a\".trocar_api.v1.UnloadModelResponse\x12T\n\x0bListModules\x12!.trocar_api.v1.ListModulesRequest\x1a\".trocar_api.v1.ListModulesResponse\x12W\n\x0cListReplicas\x12\".trocar_api.v1.ListReplicasRequest\x1a#.trocar_api.v1.ListReplicasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "trocar_api.v1.model_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_MODEL_DIGESTPARTSENTRY"]._loaded_options = None
-    _globals["_MODEL_DIGESTPARTSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELSTATE"]._serialized_start = 2120
-    _globals["_MODELSTATE"]._serialized_end = 2260
-    _globals["_MODEL"]._serialized_start = 73
-    _globals["_MODEL"]._serialized_end = 625
-    _globals["_MODEL_DIGESTPARTSENTRY"]._serialized_start = 575
-    _globals["_MODEL_DIGESTPARTSENTRY"]._serialized_end = 625
-    _globals["_MODELINPUT"]._serialized_start = 628
-    _globals["_MODELINPUT"]._serialized_end = 771
-    _globals["_MODELDIMENSION"]._serialized_start = 773
-    _globals["_MODELDIMENSION"]._serialized_end = 817
-    _globals["_MODELSTAGE"]._serialized_start = 819
-    _globals["_MODELSTAGE"]._serialized_end = 863
-    _globals["_PREPROCESSING"]._serialized_start = 866
-    _globals["_PREPROCESSING"]._serialized_end = 1046
-    _globals["_LISTMODELSREQUEST"]._serialized_start = 1048
-    _globals["_LISTMODELSREQUEST"]._serialized_end = 1067
-    _globals["_LISTMODELSRESPONSE"]._serialized_start = 1069
-    _globals["_LISTMODELSRESPONSE"]._serialized_end = 1127
-    _globals["_GETMODELREQUEST"]._serialized_start = 1129
-    _globals["_GETMODELREQUEST"]._serialized_end = 1184
-    _globals["_LISTREPLICASREQUEST"]._serialized_start = 1186
-    _globals["_LISTREPLICASREQUEST"]._serialized_end = 1225
-    _globals["_LISTREPLICASRESPONSE"]._serialized_start = 1227
-    _globals["_LISTREPLICASRESPONSE"]._serialized_end = 1308
-    _globals["_REPLICA"]._serialized_start = 1310
-    _globals["_REPLICA"]._serialized_end = 1375
-    _globals["_GETMODELRESPONSE"]._serialized_start = 1377
-    _globals["_GETMODELRESPONSE"]._serialized_end = 1432
-    _globals["_LOADMODELREQUEST"]._serialized_start = 1434
-    _globals["_LOADMODELREQUEST"]._serialized_end = 1487
-    _globals["_LOADMODELRESPONSE"]._serialized_start = 1489
-    _globals["_LOADMODELRESPONSE"]._serialized_end = 1545
-    _globals["_UNLOADMODELREQUEST"]._serialized_start = 1547
-    _globals["_UNLOADMODELREQUEST"]._serialized_end = 1585
-    _globals["_UNLOADMODELRESPONSE"]._serialized_start = 1587
-    _globals["_UNLOADMODELRESPONSE"]._serialized_end = 1645
-    _globals["_LISTMODULESREQUEST"]._serialized_start = 1647
-    _globals["_LISTMODULESREQUEST"]._serialized_end = 1728
-    _globals["_LISTMODULESRESPONSE"]._serialized_start = 1730
-    _globals["_LISTMODULESRESPONSE"]._serialized_end = 1812
-    _globals["_MODULE"]._serialized_start = 1814
-    _globals["_MODULE"]._serialized_end = 1938
-    _globals["_MODULECALL"]._serialized_start = 1940
-    _globals["_MODULECALL"]._serialized_end = 1997
-    _globals["_OUTPUTVALUE"]._serialized_start = 1999
-    _globals["_OUTPUTVALUE"]._serialized_end = 2117
-    _globals["_MODELSERVICE"]._serialized_start = 2263
-    _globals["_MODELSERVICE"]._serialized_end = 2778
+  DESCRIPTOR._loaded_options = None
+  _globals['_MODEL_DIGESTPARTSENTRY']._loaded_options = None
+  _globals['_MODEL_DIGESTPARTSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELSTATE']._serialized_start=2120
+  _globals['_MODELSTATE']._serialized_end=2260
+  _globals['_MODEL']._serialized_start=73
+  _globals['_MODEL']._serialized_end=625
+  _globals['_MODEL_DIGESTPARTSENTRY']._serialized_start=575
+  _globals['_MODEL_DIGESTPARTSENTRY']._serialized_end=625
+  _globals['_MODELINPUT']._serialized_start=628
+  _globals['_MODELINPUT']._serialized_end=771
+  _globals['_MODELDIMENSION']._serialized_start=773
+  _globals['_MODELDIMENSION']._serialized_end=817
+  _globals['_MODELSTAGE']._serialized_start=819
+  _globals['_MODELSTAGE']._serialized_end=863
+  _globals['_PREPROCESSING']._serialized_start=866
+  _globals['_PREPROCESSING']._serialized_end=1046
+  _globals['_LISTMODELSREQUEST']._serialized_start=1048
+  _globals['_LISTMODELSREQUEST']._serialized_end=1067
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1069
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1127
+  _globals['_GETMODELREQUEST']._serialized_start=1129
+  _globals['_GETMODELREQUEST']._serialized_end=1184
+  _globals['_LISTREPLICASREQUEST']._serialized_start=1186
+  _globals['_LISTREPLICASREQUEST']._serialized_end=1225
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=1227
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=1308
+  _globals['_REPLICA']._serialized_start=1310
+  _globals['_REPLICA']._serialized_end=1375
+  _globals['_GETMODELRESPONSE']._serialized_start=1377
+  _globals['_GETMODELRESPONSE']._serialized_end=1432
+  _globals['_LOADMODELREQUEST']._serialized_start=1434
+  _globals['_LOADMODELREQUEST']._serialized_end=1487
+  _globals['_LOADMODELRESPONSE']._serialized_start=1489
+  _globals['_LOADMODELRESPONSE']._serialized_end=1545
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1547
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1585
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1587
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1645
+  _globals['_LISTMODULESREQUEST']._serialized_start=1647
+  _globals['_LISTMODULESREQUEST']._serialized_end=1728
+  _globals['_LISTMODULESRESPONSE']._serialized_start=1730
+  _globals['_LISTMODULESRESPONSE']._serialized_end=1812
+  _globals['_MODULE']._serialized_start=1814
+  _globals['_MODULE']._serialized_end=1938
+  _globals['_MODULECALL']._serialized_start=1940
+  _globals['_MODULECALL']._serialized_end=1997
+  _globals['_OUTPUTVALUE']._serialized_start=1999
+  _globals['_OUTPUTVALUE']._serialized_end=2117
+  _globals['_MODELSERVICE']._serialized_start=2263
+  _globals['_MODELSERVICE']._serialized_end=2778
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,37 @@ def timm_vit(reg_tokens: int = 0, class_token: bool = True) -> nn.Module:
     return model.eval()
 
 
+def dynamic_vit() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.models.VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=4, num_classes=3, dynamic_img_size=True
+    )
+    return model.eval()
+
+
+class Folded(nn.Module):
+    """Patches by views alone, and the class token behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(48, 16)
+        self.last = nn.Parameter(torch.ones(1, 1, 16))
+        self.tokens = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        cut = x.view(batch, channels, height // 4, 4, width // 4, 4).permute(0, 2, 4, 3, 5, 1)
+        patches = self.embed(cut.reshape(batch, height // 4 * (width // 4), 48))
+        found: torch.Tensor = self.tokens(torch.cat([patches, self.last.expand(batch, -1, -1)], 1))
+        return found.mean(1)
+
+
+def folded_vit() -> nn.Module:
+    torch.manual_seed(0)
+    return Folded().eval()
+
+
+VIDEO = T.VideoMAEConfig(**SIZES, intermediate_size=16, image_size=8, patch_size=4, num_frames=4)
 TIMM = {"plain": (0, True), "registers": (4, True), "patches": (0, False)}
 
 
@@ -77,6 +108,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trocar.Client]:
             "arguments": arguments,
             "input_shape": (3, 8, 12),
         }
+    torch.manual_seed(0)
+    T.VideoMAEModel(VIDEO).eval().save_pretrained(root / "video")
+    tables["video"] = {"source": f"hf:{root / 'video'}"}
+    for name in ("dynamic_vit", "folded_vit"):
+        tables[name] = {"factory": f"{__name__}:{name}", "input_shape": (3, 8, 8)}
     with (
         running_server(models=tables, device="cpu", data_dir=tmp_path_factory.mktemp("data")) as running,
         trocar.connect(running.address) as connected,
@@ -146,3 +182,69 @@ def test_tokens_that_are_no_patches_are_refused(
     }
     with pytest.raises(trocar.ReductionRejectedError, match=words):
         client.extract(family, inputs, [trocar.tap(selector, reduce=reduction)])
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 5), (5, 3), (4, 1)])
+def test_patches_follow_the_size_of_the_request(client: trocar.Client, size: tuple[int, int]) -> None:
+    """Another size than the model was made for, and than the one before."""
+    images = pictures(size)
+    model: Any = dynamic_vit()
+    with torch.inference_mode():
+        (own,) = model.forward_intermediates(torch.from_numpy(images), indices=[0], intermediates_only=True)
+    maps = client.extract("dynamic_vit", images, [trocar.tap("blocks.0", reduce=trocar.grid())])
+    np.testing.assert_allclose(maps["blocks.0"], own.numpy(), atol=1e-5)
+    (grid,) = client.extract("dynamic_vit", images, ["blocks.0"]).info["blocks.0"].token_grids
+    assert (grid.dimension, grid.sizes, grid.first) == (1, size, 1)
+
+
+def test_interpolated_positions_have_patches_of_the_request(client: trocar.Client) -> None:
+    inputs = {"pixel_values": pictures((4, 3))}  # DINOv2 interpolates the positions of 2 x 2 patches
+    folded = client.extract("registers", inputs, [trocar.tap("layer[0]", reduce=trocar.grid())])["layer[0]"]
+    tokens = client.extract("registers", inputs, ["layer[0]"])["layer[0]"]
+    np.testing.assert_array_equal(folded, tokens[:, 5:].transpose(0, 2, 1).reshape(2, 16, 4, 3))
+
+
+def test_patches_of_a_video_are_refused_with_reductions_that_choose_a_frame(client: trocar.Client) -> None:
+    videos = np.random.default_rng(0).standard_normal((2, 4, 3, 8, 8)).astype(np.float32)
+    with pytest.raises(
+        trocar.ReductionRejectedError, match=r"2 x 2 x 2 \(frames x rows x columns\)"
+    ) as refused:
+        client.extract("video", videos, [trocar.tap("layer[0]", reduce=trocar.grid())])
+    assert "reduce=[trocar.index(np.s_[:, 0:4]), trocar.grid(2, 2)]" in str(refused.value)
+    chosen = [trocar.index(np.s_[:, 4:8]), trocar.grid(2, 2)]
+    maps = client.extract(
+        "video", videos, [trocar.tap("layer[0]", reduce=chosen), trocar.tap("layer[0]", alias="all")]
+    )
+    expected = maps["all"][:, 4:8].transpose(0, 2, 1).reshape(2, 16, 2, 2)
+    np.testing.assert_array_equal(maps["encoder.layer.0"], expected)
+    assert maps.info["all"].token_grids[0].sizes == (2, 2, 2)
+
+
+def test_tokens_behind_the_patches_are_refused_with_what_leaves_them_out(client: trocar.Client) -> None:
+    images = pictures((2, 3))
+    with pytest.raises(trocar.ReductionRejectedError, match="1 tokens that are no patches come behind"):
+        client.extract("folded_vit", images, [trocar.tap("tokens", reduce=trocar.grid())])
+    chosen = [trocar.index(np.s_[:, :-1]), trocar.grid(2, 3)]
+    maps = client.extract("folded_vit", images, [trocar.tap("tokens", reduce=chosen), trocar.tap("embed")])
+    np.testing.assert_array_equal(maps["tokens"], maps["embed"].transpose(0, 2, 1).reshape(2, 16, 2, 3))
+
+
+@pytest.mark.parametrize("size", [(3, 5), (2, 8), (1, 4)])
+def test_class_activation_maps_have_the_patches_of_the_images(
+    client: trocar.Client, size: tuple[int, int]
+) -> None:
+    """Selvaraju et al. 2017 by hand; 2 x 8 and 1 x 4 patches are as many as a square has."""
+    images, kept = pictures(size), dict[str, Any]()
+    model: Any = dynamic_vit()
+
+    def keep(_: nn.Module, __: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        kept["value"] = output
+
+    model.blocks[1].norm1.register_forward_hook(keep)
+    model(torch.from_numpy(images).requires_grad_())[:, 1].sum().backward()
+    value, gradient = (kept["value"][:, 1:].detach(), kept["value"].grad[:, 1:])
+    expected = (value * gradient.mean(1, keepdim=True)).sum(2).relu().reshape(2, *size)
+    found = client.grad_cam("dynamic_vit", images, "blocks.1.norm1", trocar.logit(1))
+    np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-6)
+    assert found.heatmap.shape == (2, size[0] * 4, size[1] * 4)

@@ -67,7 +67,22 @@ class TorchClient:
         values, objective = run(self.models[model_id], torch.from_numpy(array.copy()), taps, edits, of)
         return FeatureMaps(
             {tap.alias or tap.selector: value for tap, value in zip(taps, values, strict=True)},
-            info={},
+            info={
+                tap.alias: FeatureMapInfo(
+                    tap.alias,
+                    tap.selector,
+                    "",
+                    0,
+                    "out",
+                    "",
+                    value.shape,
+                    "float32",
+                    True,
+                    **described(self.models[model_id], value.shape),
+                )
+                for tap, value in zip(taps, values, strict=True)
+                if tap.alias
+            },
             stats={},
             expansions={},
             timing=ServerTiming(0.0, 0.0),
@@ -149,6 +164,12 @@ class AsyncTorchClient(TorchClient):
         return super().extract(*arguments, **options)
 
 
+def described(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a model says of the dimensions of values, by its attribute `meaning`, a function of the shape."""
+    meaning: Any = getattr(model, "meaning", None)
+    return {} if meaning is None else meaning(shape)
+
+
 def run(
     model: nn.Module, inputs: Tensor, taps: Sequence[Tap], edits: Sequence[Edit], of: Objective | None
 ) -> tuple[list[Array], float | None]:
@@ -182,7 +203,16 @@ def outputs(model: nn.Module, inputs: Tensor) -> dict[str, FeatureMapInfo]:
         if isinstance(first, Tensor):
             name, call, shape = f"{path}@{calls[path]}{pick}", calls[path], tuple(first.shape)
             found[name] = FeatureMapInfo(
-                name, path, type(module).__name__, call, "out", pick, shape, "float32", False
+                name,
+                path,
+                type(module).__name__,
+                call,
+                "out",
+                pick,
+                shape,
+                "float32",
+                False,
+                **described(model, shape),
             )
         calls[path] += 1
 

@@ -1,64 +1,64 @@
-"""Patch grid: height and width of the patch tokens of a vision transformer, and its prefix tokens.
+"""Patch grid: which tokens of a value are the patches of a picture, in the recorded pass of a request.
 
-Both are read off the recorded pass: the patch embedding is a convolution whose output has one position for
-each patch, and class and register tokens are parameters. Another number of tokens has no grid.
+Rows and columns follow from the value's layout and the sizes of the request's own inputs. Tokens before and
+behind them, such as class and register tokens, are other parts of the same dimension.
 """
 
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.plan import TapRequest
-from trocar_server.surgery import Leaf, Recording
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import Recording, Target
+from trocar_server.surgery.axes.token_grid import TokenGrid
 from trocar_server.tensors.reductions import Grid
 
-_PREFIX = frozenset(
-    {
-        *("cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"),
-        *("reg_token", "register_tokens"),
-    }
-)
-"""Parameters of tokens before the patches, in timm, torchvision and transformers."""
+
+def input_sizes(recording: Recording) -> Mapping[str, int]:
+    """Return the length of each axis of a pass's inputs, by name; none of axes of several lengths."""
+    layouts = recording.layouts
+    lengths: dict[str, set[int]] = {}
+    for leaf in recording.modules[""].calls[0].inputs if layouts is not None else ():
+        layout = None if layouts is None else layouts.find("", 0, leaf.port, leaf.picks)
+        if layout is not None and leaf.shape is not None:
+            for name, size in zip(layout.axes, leaf.shape, strict=True):
+                lengths.setdefault(name, set()).add(size)
+    return {name: next(iter(sizes)) for name, sizes in lengths.items() if len(sizes) == 1}
 
 
-def with_grid(tap: TapRequest, path: str, leaf: Leaf, recording: Recording) -> TapRequest:
-    """Return a tap whose `Grid` without numbers has those of the model, where they are known."""
-    if leaf.shape is None or len(leaf.shape) != 3 or Grid() not in tap.reductions:
+def with_grid(tap: TapRequest, target: Target, grids: Sequence[TokenGrid]) -> TapRequest:
+    """Return a tap whose `Grid` without numbers has those of the value, where they are known.
+
+    Raises:
+        ServiceError: `REDUCTION_REJECTED`, its patches are of a video, or other tokens come behind them.
+    """
+    if Grid() not in tap.reductions or len(grids) != 1:
         return tap
-    found = _grid(path, leaf.shape[1], recording)
-    if found is None:
-        return tap
-    return replace(tap, reductions=tuple(found if entry == Grid() else entry for entry in tap.reductions))
+    (grid,) = grids
+    rest = _problem(grid)
+    if rest:
+        raise ServiceError(ErrorReason.REDUCTION_REJECTED, f"'{target.name}': {rest}", name=target.name)
+    rows, columns = grid.sizes
+    own = Grid(rows, columns, grid.first)
+    return replace(tap, reductions=tuple(own if entry == Grid() else entry for entry in tap.reductions))
 
 
-def _grid(path: str, token_count: int, recording: Recording) -> Grid | None:
-    tower = _tower(path, recording)
-    prefix = _prefix_count(tower, recording)
-    for record in recording.modules.values():
-        if record.type_name != "Conv2d" or not record.path.startswith(tower):
-            continue
-        shapes = [leaf.shape for call in record.calls for leaf in call.outputs if leaf.shape is not None]
-        for shape in shapes:
-            if len(shape) == 4 and prefix + shape[2] * shape[3] == token_count:
-                return Grid(shape[2], shape[3], prefix)
-    return None
-
-
-def _tower(path: str, recording: Recording) -> str:
-    """Return the start of the paths of the same tower, `vision_model.` of CLIP; empty where there is one."""
-    first = path.split(".", maxsplit=1)[0]
-    holds_patches = any(
-        record.type_name == "Conv2d" and record.path.startswith(f"{first}.")
-        for record in recording.modules.values()
-    )
-    return f"{first}." if holds_patches else ""
-
-
-def _prefix_count(tower: str, recording: Recording) -> int:
-    tokens = (
-        leaf.shape
-        for record in recording.modules.values()
-        if f"{record.path}.".startswith(tower)
-        for name, leaf in record.parameters.items()
-        if name in _PREFIX and leaf.shape
-    )
-    return sum(math.prod(shape[:-1]) for shape in tokens)
+def _problem(grid: TokenGrid) -> str:
+    """Return why patches cannot be one picture, with the reductions that make them one; empty if they can."""
+    *frames, rows, columns = grid.sizes
+    place = ":, " * grid.dim
+    if frames:
+        stop = grid.first + rows * columns
+        shown = " x ".join(map(str, grid.sizes))
+        return (
+            f"its tokens are patches of {shown} (frames x rows x columns); choose one frame, for example "
+            f"reduce=[trocar.index(np.s_[{place}{grid.first}:{stop}]), trocar.grid({rows}, {columns})]"
+        )
+    if grid.last:
+        numbers = f"{rows}, {columns}" + (f", prefix={grid.first}" if grid.first else "")
+        return (
+            f"{grid.last} tokens that are no patches come behind the {rows} x {columns} patches; leave them "
+            f"out, as reduce=[trocar.index(np.s_[{place}:-{grid.last}]), trocar.grid({numbers})]"
+        )
+    return ""

@@ -1,6 +1,6 @@
 """Planner: checks a request against a model before anything is computed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from trocar_server.engine.request.plan import SENDABLE, WIDE_UNSIGNED, Signature
 from trocar_server.engine.resolve.call_counts import calls_of, uncertain
 from trocar_server.engine.resolve.differentiable import with_gradients
 from trocar_server.engine.resolve.pass_memory import input_bytes, pass_bytes, reducing_bytes
-from trocar_server.engine.resolve.patch_grid import with_grid
+from trocar_server.engine.resolve.patch_grid import input_sizes, with_grid
 from trocar_server.engine.resolve.reach import edits_due, reached
 from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, SurgeryPlan, that_run
 from trocar_server.engine.resolve.tap_outputs import TapTarget
@@ -24,6 +24,7 @@ from trocar_server.surgery import (
     resolve,
 )
 from trocar_server.surgery.axes.layout import channel_dim_of
+from trocar_server.surgery.axes.token_grid import token_grids
 from trocar_server.surgery.recording.recording import structure_of
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.tensors.reductions import dtype_name, operand_specs
@@ -145,16 +146,11 @@ def resolve_taps(
             several values or a statistic's scope that does not fit, or `REPLY_TOO_LARGE`.
     """
     resolved = resolve((tap.selector for tap in taps), recording)
+    sizes = input_sizes(recording)
     found = [_possible(values, tap, surgery, recording) for tap, values in zip(taps, resolved, strict=True)]
     expansions = [
         [
-            TapTarget(
-                _named(target, tap, len(values)),
-                leaf,
-                with_grid(_laid_out(tap, target), target.path, leaf, recording),
-                _type_name(target, recording),
-                index,
-            )
+            _tap_target((_named(target, tap, len(values)), leaf), tap, recording, sizes, index)
             for target, leaf in values
         ]
         for index, (tap, values) in enumerate(zip(taps, found, strict=True))
@@ -176,6 +172,15 @@ def resolve_taps(
         calls=calls_of(doubtful, recording, surgery.skips),
         is_counted=not any(selector.kind == "fn" and selector.is_pattern for selector in doubtful),
     )
+
+
+def _tap_target(
+    value: Value, tap: TapRequest, recording: Recording, sizes: Mapping[str, int], index: int
+) -> TapTarget:
+    target, leaf = value
+    grids = token_grids(target.layout, leaf.shape or (), sizes)
+    laid_out = with_grid(_laid_out(tap, target), target, grids)
+    return TapTarget(target, leaf, laid_out, _type_name(target, recording), index, grids)
 
 
 def _laid_out(tap: TapRequest, target: Target) -> TapRequest:

@@ -13,6 +13,7 @@ from trocar_server.engine.request.plan import TapRequest
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Target
 from trocar_server.surgery.axes.layout import samples_dim_of
+from trocar_server.surgery.axes.token_grid import TokenGrid
 from trocar_server.tensors.reductions import CastSignature, Reduced, cast_signature, reduced_signature
 from trocar_server.tensors.stats import Accumulator, Scope, Statistic, number_count
 from trocar_server.tensors.stats.groups import resolve_channel_dim
@@ -37,6 +38,8 @@ class TapTarget:
     type_name: str
     tap_index: int = 0
     """The position of the tap in the request."""
+    grids: tuple[TokenGrid, ...] = ()
+    """The patches of pictures along its dimensions."""
 
     @cached_property
     def reduced(self) -> Reduced:

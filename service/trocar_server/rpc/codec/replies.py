@@ -7,7 +7,7 @@ from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.reduction_pb2 import CastResult
 from trocar_api.wire import chunk_header, split_payload
 from trocar_server.engine.request.plan import Plan
-from trocar_server.engine.resolve.tap_outputs import Output
+from trocar_server.engine.resolve.tap_outputs import Output, TapTarget
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.forward_pass import FeatureMap
 from trocar_server.engine.run.preview import Preview
@@ -206,7 +206,15 @@ def describe_output(output: Output) -> pb.FeatureMap:
         companion_of=sendable(output.companion_of),
         token_positions=() if output.companion_of else _token_positions(output.source.tap.reductions),
         axes=() if output.companion_of else output.source.axes,
+        token_grids=() if output.companion_of else _token_grids(output.source),
     )
+
+
+def _token_grids(source: TapTarget) -> list[pb.TokenGrid]:
+    return [
+        pb.TokenGrid(dimension=grid.dim, sizes=grid.sizes, first=grid.first)
+        for grid in (() if source.tap.reductions else source.grids)
+    ]
 
 
 def _token_positions(reductions: Sequence[Reduction]) -> list[pb.TokenPositions]:

@@ -36,11 +36,14 @@ class Piece:
         root: The axis of the inputs that its positions are of; empty for positions of none.
         steps: How they were made from those, in order.
         size: Its length, where that is the same for all inputs; else 0.
+        axes: Of positions along several axes, one after the other as the patches of a picture: a piece
+            for each of these axes.
     """
 
     root: str = ""
     steps: tuple[Step, ...] = ()
     size: int = 0
+    axes: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,15 +142,21 @@ class Layout:
 def _own(piece: Piece, masks: Mapping[str, torch.Tensor], batch: int, size: int) -> torch.Tensor | None:
     """Return the mask of a piece; None where its length is not known."""
     if piece.root in masks:
-        mask: torch.Tensor | None = masks[piece.root]
-        if size == masks[piece.root].shape[1] and all(step.name in _IN_ORDER for step in piece.steps):
+        mask = masks[piece.root]
+        if size == mask.shape[1] and all(step.name in _IN_ORDER for step in piece.steps):
             return mask  # each position is that of the input, as of a causal convolution
-        for step in piece.steps:
-            mask = None if mask is None else _after(step, mask)
-        return mask
+        return after_steps(piece, mask)
     if piece.size:
         return next(iter(masks.values())).new_ones(batch, piece.size)
     return None
+
+
+def after_steps(piece: Piece, mask: torch.Tensor) -> torch.Tensor | None:
+    """Return the mask of a piece, from that of its root; None where positions do not correspond."""
+    result: torch.Tensor | None = mask
+    for step in piece.steps:
+        result = None if result is None else _after(step, result)
+    return result
 
 
 _IN_ORDER = ("window", "slice", "pad")
@@ -236,6 +245,9 @@ def _name_of_parts(axis: Axis) -> str:
 
 
 def _pieces(dim: Dim) -> tuple[Piece, ...]:
+    if len(dim) > 1:
+        axes = tuple(axis for digit in dim if (axis := _axis(digit)) is not None)
+        return (Piece(axes=axes if len(axes) == len(dim) else ()),)
     if len(dim) != 1 or not dim[0].is_whole:
         return (Piece(),) if dim else ()
     axis = dim[0].axis.real
@@ -247,6 +259,16 @@ def _pieces(dim: Dim) -> tuple[Piece, ...]:
         return (Piece(),)
     steps = _steps(axis)
     return (Piece(),) if steps is None else (Piece(axis.root.name, steps),)
+
+
+def _axis(digit: Digit) -> Piece | None:
+    """Return the piece of a digit that counts along all of an axis, in steps; None for another one."""
+    axis = digit.axis.real
+    steps = _steps(axis) if axis.kind is Kind.NAMED else None
+    if steps is None or digit.stride * digit.size != axis.size:
+        return None
+    cut = () if digit.stride == 1 else (Step("window", (digit.stride, digit.stride, 0, 1)),)
+    return Piece(axis.root.name, (*steps, *cut))
 
 
 def _steps(axis: Axis) -> tuple[Step, ...] | None:

@@ -213,8 +213,6 @@ def joined(parts: Sequence[Dim]) -> Dim:
         return made(Kind.FIXED, size)
     if kinds <= {Kind.CHANNELS, Kind.FIXED}:
         return made(Kind.CHANNELS, size)
-    if Kind.UNKNOWN in kinds:
-        return made(Kind.UNKNOWN, size)
     flat: list[Dim] = []
     for part in parts:
         is_joined = len(part) == 1 and part[0].is_whole and part[0].axis.real.kind is Kind.JOINED

@@ -130,8 +130,8 @@ def _name_rest(inputs: Iterable[tuple[Tensor, Dims]], mixed: Container[Axis]) ->
         if rest and axes[0].kind is Kind.BATCH and axes[0] in mixed and len(apart) == 1:
             axes[0].kind, axes[0].name = Kind.NAMED, "positions"
             apart[0].become(Axis(Kind.BATCH, apart[0].size))
-        for axis in rest:
-            axis.become(Axis(Kind.NAMED, axis.size, "positions"))
+        for number, axis in enumerate((axis for axis in rest if axis.kind is Kind.UNKNOWN), start=1):
+            axis.become(Axis(Kind.NAMED, axis.size, "positions" if number == 1 else f"positions{number}"))
 
 
 def _masked_axes(named: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torchvision.models.vgg import make_layers
 import trocar
 from tests.support.oracles.torch_client import TorchClient
 from tests.unit.client._attribution.conftest import Ask, images, predicted, same
+from trocar import TokenGrid
 from trocar._base.tensors import Array
 
 Reshape = Callable[[torch.Tensor], torch.Tensor]
@@ -89,12 +90,20 @@ def vit() -> nn.Module:
     torch.manual_seed(2)
     made: Any = VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=12, mlp_dim=16, num_classes=5)
     nn.init.normal_(made.heads.head.weight)  # zero at first
+    made.meaning = meaning_of_patches
     model: nn.Module = made.eval()
     return model
 
 
+def meaning_of_patches(shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a server says of (batch, tokens, width) of `vit`."""
+    if len(shape) != 3:
+        return {}
+    return {"axes": ("batch", "height", "channels"), "token_grids": (TokenGrid(1, (4, 4), 1),)}
+
+
 @pytest.mark.parametrize("plus_plus", [False, True])
-def test_tokens_behind_a_class_token_are_a_square(ask: Ask, plus_plus: bool) -> None:
+def test_tokens_behind_a_class_token_are_rows_and_columns(ask: Ask, plus_plus: bool) -> None:
     model, x, at = vit(), images(2, (32, 32)), "encoder.layers.encoder_layer_1.ln_1"
     found = ask(model, "grad_cam", x, at, plus_plus=plus_plus)
     kind = GradCAMPlusPlus if plus_plus else GradCAM
@@ -165,7 +174,7 @@ def test_the_place_is_chosen_as_pytorch_grad_cam_recommends(
 def test_the_place_in_a_vit_is_where_patches_still_count(ask: Ask) -> None:
     model, x = vit(), images(2, (32, 32))
     found = ask(model, "grad_cam", x)
-    assert (found.at, found.grid) == ("encoder.layers.encoder_layer_1.ln_1", (4, 4))
+    assert found.at == "encoder.layers.encoder_layer_1.ln_1"
     reshape = lambda tokens: vit_reshape_transform(tokens, 4, 4)  # noqa: E731
     close(found.heatmap, oracle(GradCAM, model, found.at, x, reshape=reshape))
 

@@ -54,7 +54,7 @@ def test_heat_maps_of_modules_are_resized() -> None:
     ("values", "given", "message"),
     [
         (noise(2, 5), {}, "no spatial positions"),
-        (noise(2, 8, 5), {}, "do not form a square"),
+        (noise(2, 8, 5), {}, "is not known; pass channel_dim="),
         (noise(2, 3, 4, 5, 6), {}, "height and width"),
         (noise(2, 4, 5, 6), {"is_map": True}, "height and width"),
         (noise(2, 7), {"inputs": noise(2, 7)}, "needs inputs"),

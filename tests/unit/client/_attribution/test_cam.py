@@ -1,8 +1,12 @@
 """How values of other layouts become (batch, channels, height, width)."""
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
+from trocar import TokenGrid
 from trocar._attribution.cam import channels_first, grad_cam, grad_cam_plus_plus
 
 
@@ -24,12 +28,49 @@ def test_a_dimension_that_cannot_hold_channels_is_refused(dim: int) -> None:
         channels_first(np.zeros((2, 3, 4, 5)), dim)
 
 
-@pytest.mark.parametrize("extra", [0, 1])
-def test_tokens_become_a_square_behind_a_class_token(extra: int) -> None:
-    values = np.arange(2 * (9 + extra) * 4.0).reshape(2, 9 + extra, 4)
-    found = channels_first(values)
-    assert found.shape == (2, 4, 3, 3)
-    assert found[1, 2, 0, 1] == values[1, extra + 1, 2]
+@dataclass(frozen=True)
+class Told:
+    """What a reply says of a value."""
+
+    axes: tuple[str, ...]
+    channel_dim: int | None = None
+    token_grids: tuple[TokenGrid, ...] = ()
+
+
+def test_patches_become_rows_and_columns_wherever_they_are() -> None:
+    """Two samples of 3 x 5 patches of 4 channels, behind three other tokens, and before one."""
+    patches = np.arange(2 * 4 * 3 * 5.0).reshape(2, 4, 3, 5)
+    tokens = np.full((2, 19, 4), -1.0)
+    tokens[:, 3:18] = patches.reshape(2, 4, 15).transpose(0, 2, 1)
+    for order in itertools.permutations(range(3)):
+        axes = tuple(("batch", "height", "channels")[dim] for dim in order)
+        told = Told(axes, axes.index("channels"), (TokenGrid(axes.index("height"), (3, 5), 3),))
+        np.testing.assert_array_equal(channels_first(tokens.transpose(order), described=told), patches)
+
+
+def test_tokens_that_are_no_patches_stay_one_dimension() -> None:
+    """Sixteen words are no square."""
+    values = np.arange(2 * 16 * 4.0).reshape(2, 16, 4)
+    found = channels_first(values, described=Told(("batch", "tokens", "channels"), 2))
+    np.testing.assert_array_equal(found, values.transpose(0, 2, 1))
+    assert grad_cam(found, found).shape == (2, 16)
+
+
+def test_patches_of_a_video_have_frames() -> None:
+    values = np.arange(2 * 12 * 4.0).reshape(2, 12, 4)
+    told = Told(("batch", "tokens", "channels"), 2, (TokenGrid(1, (3, 2, 2)),))
+    found = channels_first(values, described=told)
+    np.testing.assert_array_equal(found, values.transpose(0, 2, 1).reshape(2, 4, 3, 2, 2))
+
+
+def test_what_is_said_goes_before_what_is_known() -> None:
+    values = np.arange(2 * 4 * 5 * 6.0).reshape(2, 4, 5, 6)
+    told = Told(("batch", "channels", "height", "width"), 1)
+    np.testing.assert_array_equal(channels_first(values, -1, described=told), values.transpose(0, 3, 1, 2))
+    tokens = np.arange(2 * 7 * 4.0).reshape(2, 7, 4)
+    known = Told(("batch", "height", "channels"), 2, (TokenGrid(1, (2, 3), 1),))
+    found = channels_first(tokens, grid=(3, 2), described=known)
+    np.testing.assert_array_equal(found, tokens[:, 1:].transpose(0, 2, 1).reshape(2, 4, 3, 2))
 
 
 def test_registers_are_dropped_where_the_grid_is_given() -> None:
@@ -41,10 +82,10 @@ def test_registers_are_dropped_where_the_grid_is_given() -> None:
 @pytest.mark.parametrize(
     ("shape", "grid", "message"),
     [
-        ((2, 8, 4), None, "do not form a square"),
+        ((2, 8, 4), None, "pass channel_dim="),
         ((2, 9, 4), (2, 5), "does not match the"),
         ((2, 9, 4), (0, 5), "does not match the"),
-        ((2, 8, 4, 4), (2, 2), "grid is for tokens"),
+        ((2, 8, 4, 4), (2, 2), "grid is for values with one dimension of tokens"),
         ((2, 5), None, "no spatial positions"),
         ((2, 9, 4), lambda value: value[:, 0], "grid returned"),
     ],

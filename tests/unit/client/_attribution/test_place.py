@@ -1,9 +1,11 @@
 """Where an attribution goes when nobody says it: tables of outputs as passes give them."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
 
+from trocar import TokenGrid
 from trocar._attribution.place import KnownPlaces, Place, default_place
 from trocar._base.types import Model
 
@@ -30,7 +32,12 @@ class Output:
     type: str
     shape: tuple[int, ...]
     pick: str = ""
-    channel_dim: int | None = None
+    axes: tuple[str, ...] = ()
+    token_grids: tuple[TokenGrid, ...] = ()
+
+    @property
+    def channel_dim(self) -> int | None:
+        return self.axes.index("channels") if "channels" in self.axes else None
 
     @property
     def path(self) -> str:
@@ -50,15 +57,25 @@ RESNET = [
 PATCHES = Output("conv_proj", "Conv2d", (2, 12, 8, 8))
 
 
-def block(name: str, tokens: int) -> list[Output]:
+TOKENS = ("batch", "height", "channels")
+
+
+def block(name: str, tokens: int, grid: tuple[int, ...] = (8, 8)) -> list[Output]:
     shape = (2, tokens, 12)
+    patches = (TokenGrid(1, grid, tokens - math.prod(grid)),) if grid else ()
     return [
-        Output(f"{name}.ln_1", "LayerNorm", shape),
+        Output(f"{name}.ln_1", "LayerNorm", shape, "", TOKENS, patches),
         Output(f"{name}.attention.softmax", "Softmax", (2, 4, tokens, tokens)),
-        Output(f"{name}.attention[0]", "MultiheadAttention", shape, "[0]"),
-        Output(f"{name}.mlp", "MLP", shape),
-        Output(name, "Block", shape),
+        Output(f"{name}.attention[0]", "MultiheadAttention", shape, "[0]", TOKENS, patches),
+        Output(f"{name}.mlp", "MLP", shape, "", TOKENS, patches),
+        Output(name, "Block", shape, "", TOKENS, patches),
     ]
+
+
+HEADS = ("batch", "heads", "tokens", "channels")
+PROJECTED = Place("conv_proj")
+MAP = ("batch", "channels", "height", "width")
+MIXER = Output("mixer", "Mixer", (2, 64, 12), "", TOKENS, (TokenGrid(1, (8, 8)),))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +85,19 @@ def block(name: str, tokens: int) -> list[Output]:
         (RESNET[:2], Place("layer4.0.relu@0")),
         ([*RESNET[:1], Output("pool", "AdaptiveAvgPool2d", (2, 8, 7, 7))], Place("conv1")),
         ([Output("features.7", "Sequential", (2, 2, 2, 768))], Place("features.7", channel_dim=-1)),
-        ([PATCHES, *block("b0", 65), *block("b1", 65)], Place("b1.ln_1", grid=(8, 8))),
-        ([PATCHES, *block("b0", 68)], Place("b0.ln_1", grid=(8, 8))),
-        ([*block("b0", 65)], Place("b0.ln_1", grid=(8, 8))),
-        ([PATCHES, Output("mixer", "Mixer", (2, 64, 12))], Place("mixer", grid=(8, 8))),
+        ([PATCHES, *block("b0", 65), *block("b1", 65)], Place("b1.ln_1")),
+        ([PATCHES, *block("b0", 68)], Place("b0.ln_1")),
+        ([*block("b0", 65)], Place("b0.ln_1")),
+        ([PATCHES, MIXER], Place("mixer")),
+        ([PATCHES, *block("b0", 65, ())], Place("conv_proj")),  # tokens of which no patches are known
+        ([PATCHES, *block("b0", 65, (4, 4, 4))], Place("conv_proj")),  # of a video
+        ([Output("a", "Stage", (2, 9, 7, 4), "", ("batch", "height", "width", "channels"))], Place("a")),
+        ([Output("a", "Stage", (9, 7, 2, 4), "", ("height", "width", "batch", "channels"))], Place("a")),
+        (
+            [PATCHES, Output("b", "Heads", (2, 4, 9, 12), "", HEADS)],
+            PROJECTED,
+        ),
+        ([PATCHES, Output("b", "Bias", (2, 4, 9, 12), "", ("", "", "", ""))], PROJECTED),
         ([*block("b0", 65), Output("neck", "Conv2d", (2, 6, 8, 8))], Place("neck")),
     ],
 )
@@ -95,8 +121,8 @@ def test_proportions_of_the_input_tell_where_the_channels_are(
 
 
 def test_patches_need_not_be_a_square() -> None:
-    values = [Output("conv_proj", "Conv2d", (2, 12, 4, 16)), *block("b0", 65)]
-    assert default_place(values, (2, 3, 32, 128)) == Place("b0.ln_1", grid=(4, 16))
+    values = [Output("conv_proj", "Conv2d", (2, 12, 4, 16), "", MAP), *block("b0", 65, (4, 16))]
+    assert default_place(values, (2, 3, 32, 128)) == Place("b0.ln_1")
 
 
 def test_a_map_of_one_position_is_none() -> None:
