@@ -155,7 +155,8 @@ def _parts_lose_the_port(patch: Patch) -> None:
     patch.setattr(selector_parts, "selector_text", lambda field, parts: original(field, parts).split("/")[0])
 
 
-def _local_copy_differs(patch: Patch) -> None:
+def plant_other_copy(patch: Patch) -> None:
+    """Let local servers host copies with other weights."""
     original = models.make_hosted_copy
 
     def changed(module: Any) -> Any:
@@ -221,7 +222,7 @@ PLANTED = [
     Planted("singly", _taps(_first_padding_for_all), "bert", (_WITH_PADDING, _COUNTED)),
     Planted("position", _positions_are_rounded, "tagger", (_TAGS,)),
     Planted("parts", _parts_lose_the_port, "tagger", (trocar.tap("second/in"),)),
-    Planted("local", _local_copy_differs, "tagger", (_TAGS,)),
+    Planted("local", plant_other_copy, "tagger", (_TAGS,)),
     Planted("start_at", _start_is_rounded, "tagger", (_TAGS,)),
     Planted("open_inference", _inferred_is_negative, "tagger", (_TAGS,)),
 ]

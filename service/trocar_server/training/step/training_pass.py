@@ -341,7 +341,7 @@ class BackwardGuard:
                 hooks.callback(weight.register_hook(check).remove)
             if not self._is_known:
                 # Not at the modules: torch computes an encoder layer without gradients in one kernel, with
-                # other last bits, unless a module in it has a hook. A first pass would differ from later ones.
+                # other last bits, unless a module in it has a hook. The first pass must have those of others.
                 hooks.callback(register_module_forward_hook(leave).remove)
             for part in self._frozen if self._is_known else ():
                 hooks.callback(part.register_forward_hook(leave).remove)
