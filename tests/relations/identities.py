@@ -16,7 +16,16 @@ from pydantic import BaseModel
 from torch import nn
 
 import trocar
-from trocar_server.config import EngineConfig, ImagesConfig, ModelConfig, ServerConfig
+from tests.support.servers.running_server import RunningServer
+from trocar_server.config import (
+    EngineConfig,
+    ImagesConfig,
+    InputConfig,
+    ModelConfig,
+    PreprocessingConfig,
+    ServerConfig,
+    WarmVariantConfig,
+)
 from trocar_server.models.identity import NOT_IDENTITY, NOT_SETTINGS
 
 BASE: dict[str, Any] = {
@@ -37,6 +46,33 @@ CHANGES: dict[str, Any] = {
     "dtype": "bf16",
 }
 """A change of each field that changes the answer which is asked for here."""
+PREPROCESSING: dict[str, Any] = {
+    "resize": [9, 9],
+    "crop": [6, 6],
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.5, 0.6, 0.7],
+    "interpolation": "bicubic",
+}
+"""A change of each field of `preprocessing`, of which each changes the answer, too."""
+PARTS: dict[str, tuple[type[BaseModel], Any, dict[str, Any]]] = {
+    "inputs": (
+        InputConfig,
+        lambda part: {"x": {"dtype": "float32", "shape": ["batch", 3, 8, 8], **part}},
+        {
+            "dtype": "float64",
+            "shape": ["batch", 3, "height", 8],
+            "optional": True,
+            "below": 5,
+            "sizes": {"height": 8},
+        },
+    ),
+    "warm_variants": (
+        WarmVariantConfig,
+        lambda part: [{"taps": ["first"], "numerics": "bf16", **part}],
+        {"taps": ["second"], "numerics": "fast"},
+    ),
+}
+"""Of fields that are tables: what they consist of, how they are made, and a change of each field in them."""
 OTHER_CALLS: dict[str, Any] = {
     "input_shape": (3, 16, 16),
     "inputs": {"x": {"dtype": "float32", "shape": ["batch", 3, 8, 8]}},
@@ -100,8 +136,13 @@ class Other(Changeable):
 
 
 def unnamed_fields() -> set[str]:
-    """Return the fields of a model's configuration that are in no table."""
-    return (
+    """Return the fields of a model's configuration, and of the tables in it, that are in no table."""
+    parts = {
+        f"preprocessing.{name}" for name in PreprocessingConfig.model_fields.keys() - PREPROCESSING.keys()
+    }
+    for field, (kind, _, changes) in PARTS.items():
+        parts |= {f"{field}.{name}" for name in set(kind.model_fields) - changes.keys()}
+    return parts | (
         set(ModelConfig.model_fields)
         - CHANGES.keys()
         - OTHER_CALLS.keys()
@@ -136,16 +177,24 @@ def answer(client: trocar.Client, pictures: Path) -> Any:
 
 
 @dataclass(frozen=True)
+class Running:
+    """A server with a model `m`, and a client of it."""
+
+    server: RunningServer
+    client: trocar.Client
+
+
+@dataclass(frozen=True)
 class Kept:
     """Something that a server or a client keeps of a model, and continues.
 
     Attributes:
-        begin: Makes it from pictures in a folder, with a client of the first model.
-        is_continued: Continues it with a client of the changed model; whether it is taken.
+        begin: Makes it from pictures in a folder, with the first model.
+        is_continued: Continues it with the changed model; whether it is taken.
     """
 
-    begin: Callable[[trocar.Client, Path, Path], Any]
-    is_continued: Callable[[trocar.Client, Path, Any], bool]
+    begin: Callable[[Running, Path, Path], Any]
+    is_continued: Callable[[Running, Path, Any], bool]
 
 
 _TAPS = [trocar.tap("early", stats=["mean"], values=False, alias="kept")]
@@ -156,36 +205,36 @@ class _StopError(Exception):
     """An export was stopped."""
 
 
-def _begin_stream(client: trocar.Client, pictures: Path, _: Path) -> Any:
+def _begin_stream(running: Running, pictures: Path, _: Path) -> Any:
     options: Any = {"running_statistics": True, "checkpoint_interval": 1}
-    with client.extract_stream("m", [pictures / "a.png"], _TAPS, **options) as stream:
+    with running.client.extract_stream("m", [pictures / "a.png"], _TAPS, **options) as stream:
         return list(stream)[-1].checkpoint
 
 
-def _continue_stream(client: trocar.Client, pictures: Path, checkpoint: Any) -> bool:
+def _continue_stream(running: Running, pictures: Path, checkpoint: Any) -> bool:
     options: Any = {"running_statistics": True, "checkpoint": checkpoint, "first_batch": 1}
     try:
-        with client.extract_stream("m", [pictures / "a.png"], _TAPS, **options) as stream:
+        with running.client.extract_stream("m", [pictures / "a.png"], _TAPS, **options) as stream:
             return [result.unwrap() for result in stream] != []
     except trocar.TrocarError:
         return False
 
 
-def _begin_export(client: trocar.Client, pictures: Path, work: Path) -> Path:
+def _begin_export(running: Running, pictures: Path, work: Path) -> Path:
     def stop(progress: Any) -> None:
         if progress.sample_count == 2:
             raise _StopError
 
     try:
-        _export(client, pictures, work / "features", stop)
+        _export(running.client, pictures, work / "features", stop)
     except _StopError:
         return work / "features"
     raise AssertionError("it was not stopped")
 
 
-def _continue_export(client: trocar.Client, pictures: Path, out: Path) -> bool:
+def _continue_export(running: Running, pictures: Path, out: Path) -> bool:
     try:
-        return bool(_export(client, pictures, out, None).resumed_at == 2)
+        return bool(_export(running.client, pictures, out, None).resumed_at == 2)
     except trocar.OutputError as error:
         return "model: other" not in str(error)  # it must say that the model is another one
 
@@ -195,17 +244,76 @@ def _export(client: trocar.Client, pictures: Path, out: Path, progress: Any) -> 
     return trocar.extract_dataset(client, "m", str(pictures), _EXPORTED, str(out), **options)
 
 
-def _digest(client: trocar.Client, *_: Any) -> str:
-    return client.model("m", has_digest=True).digest
+def _digest(running: Running, *_: Any) -> str:
+    return running.client.model("m", has_digest=True).digest
 
 
-def _has_digest(client: trocar.Client, _: Path, digest: str) -> bool:
-    return _digest(client) == digest
+def _has_digest(running: Running, _: Path, digest: str) -> bool:
+    return _digest(running) == digest
+
+
+COMPILING: dict[str, Any] = {"compile_after": 2, "min_gain": 0.0}
+"""Settings of `[engine]`: passes are compiled soon, and those of an earlier server are used at once."""
+
+
+def _fast_engine(running: Running) -> str:
+    """Return what computes a fast pass, once variants of an earlier server are restored or dropped."""
+    running.server.run(running.server.engine.compiled.settled)
+    maps = running.client.extract("m", ARRAY, ["early"], numerics="fast", cache=False)
+    return str(maps.execution.engine)
+
+
+def _begin_variant(running: Running, *_: Any) -> None:
+    engines = [_fast_engine(running) for _ in range(6)]
+    assert engines[-1] != "eager", engines
+
+
+def _continue_variant(running: Running, *_: Any) -> bool:
+    return _fast_engine(running) != "eager"
 
 
 KEPT = {
     "stream": Kept(_begin_stream, _continue_stream),
     "export": Kept(_begin_export, _continue_export),
     "digest": Kept(_digest, _has_digest),
+    "variant": Kept(_begin_variant, _continue_variant),
 }
-"""What is kept, by name."""
+"""What is kept after a server has ended, by name."""
+ARRAY = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+
+
+def kept_in_memory(running: Running, pictures: Path) -> Callable[[], dict[str, Any]]:
+    """Let a server and a client keep what they keep while they run.
+
+    Returns:
+        What answers by all of it: values by name, the reply cache's only if it has one.
+    """
+    picture = pictures / "a.png"
+    client = running.client
+    client.extract("m", picture, ["early"], cache=True)
+    assert client.extract("m", picture, ["early"], cache=True).is_cached
+    call = client.prepare("m", ARRAY, ["early"])
+    call(ARRAY)
+
+    def answers() -> dict[str, Any]:
+        kept = client.extract("m", picture, ["early"], cache=True)
+        given = {"reply": _value(kept)} if kept.is_cached else {}
+        try:
+            return {**given, "prepared": _value(call(ARRAY))}
+        except trocar.TrocarError:
+            return given
+
+    return answers
+
+
+def fresh(running: Running, pictures: Path) -> dict[str, Any]:
+    """Return the same values, of passes that use nothing that was kept."""
+    client = running.client
+    given: dict[str, Any] = {"reply": pictures / "a.png", "prepared": ARRAY}
+    return {
+        name: _value(client.extract("m", inputs, ["early"], cache=False)) for name, inputs in given.items()
+    }
+
+
+def _value(maps: trocar.FeatureMaps) -> Any:
+    return next(iter(maps.values()))

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 import trocar
 from tests.relations.family import Family
 from trocar._request import inputs as inputs_module
+from trocar._request import texts
 from trocar._sync import extraction, prepared
 from trocar._wire import requests
 from trocar_server import models
@@ -188,6 +190,36 @@ def _inferred_is_negative(patch: Patch) -> None:
         return described, (-np.frombuffer(data, np.float32)).view(np.uint8).data
 
     patch.setattr(inference_outputs, "_output", changed)
+
+
+def _texts(change: Callable[[Any, int], None]) -> Callable[[Patch], None]:
+    """Return a fault of texts, which gets each text and its number among all that are sent."""
+
+    def plant(patch: Patch) -> None:
+        original, numbers = texts.text_entry, count()
+
+        def changed(sample: Any) -> Any:
+            entry = original(sample)
+            change(entry, next(numbers))
+            return entry
+
+        patch.setattr(texts, "text_entry", changed)
+
+    return plant
+
+
+def _lose_a_word(entry: Any, _: int) -> None:
+    if len(entry.words.words) > 1:
+        entry.words.words.pop()
+
+
+def _first_of_three_is_special(entry: Any, number: int) -> None:
+    if number % 3 == 0 and entry.text:
+        entry.text = "cat cat cat"
+
+
+TEXTS = {"forms": _texts(_lose_a_word), "order": _texts(_first_of_three_is_special)}
+"""Faults of texts in batches of three, by the relation of `processed.py` that must see them."""
 
 
 def plant_other_weights(patch: Patch) -> None:

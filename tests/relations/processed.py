@@ -299,14 +299,15 @@ def forms(hosts: ProcessedHosts, name: str, chance: Random) -> Outcome:
 
 
 def stream(hosts: ProcessedHosts, name: str, chance: Random) -> Outcome:
-    """Compare `extract` with a batch of a stream."""
-    samples = [KINDS[name].sample(chance) for _ in range(COUNT)]
+    """Compare `extract` with the second batch of a stream."""
     kind, outcome = KINDS[name], Outcome("stream", name)
+    others, samples = ([kind.sample(chance) for _ in range(COUNT)] for _ in range(2))
     taps, inputs = draw_taps(chance, kind), _inputs(hosts, name, samples)
     one = asked(lambda: hosts.client.extract(name, inputs, taps))
 
     def streamed() -> Any:
-        with hosts.client.extract_stream(name, [inputs, inputs], taps) as results:
+        first = next(iter(kind.forms.values()))(others, hosts.folder)
+        with hosts.client.extract_stream(name, [first, inputs], taps) as results:
             return [result.unwrap() for result in results][1]
 
     other = asked(streamed)

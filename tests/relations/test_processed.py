@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from tests.relations.known import unexpected
+from tests.relations.planted import PLANTED, TEXTS
 from tests.relations.processed import KINDS, PROCESSED_RELATIONS, ProcessedHosts, hosted_kinds
 from tests.relations.test_relations import COUNT, SEED
 
@@ -29,3 +30,20 @@ def test_prepared_inputs_in_two_ways_have_one_answer(hosts: ProcessedHosts, name
         if texts:
             wrong.append((number, texts))
     assert not wrong
+
+
+FAULTS = {fault.relation: fault.plant for fault in PLANTED if fault.relation in PROCESSED_RELATIONS} | TEXTS
+"""One for each relation; some are those of the same relation of values."""
+
+
+def test_every_relation_has_a_planted_fault() -> None:
+    assert FAULTS.keys() == PROCESSED_RELATIONS.keys()
+
+
+@pytest.mark.parametrize("relation", FAULTS)
+def test_a_relation_fails_on_its_planted_fault(
+    hosts: ProcessedHosts, relation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAULTS[relation](monkeypatch)
+    ask = PROCESSED_RELATIONS[relation]
+    assert any(ask(hosts, "texts-bert", Random(number)).comparison.differences for number in range(10))
