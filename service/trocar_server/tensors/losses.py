@@ -3,9 +3,10 @@
     LOSSES["cross_entropy"].compute(logits, labels, label_smoothing=0.1)
 
 # Note: [The dimension of classes]
-Classes are dimension 1, as in torch's `cross_entropy`: (batch, classes), or (batch, classes, height, width)
-for one label per pixel. Per-class lists (`weight`, `pos_weight`) apply along it. Losses of tokens have
-classes last, and so has a trainer's `kl_div` on a model of texts; see Note: [Divergence of tokens].
+These functions take classes in dimension 1, as torch's `cross_entropy`: (batch, classes), or (batch, classes,
+height, width) for one label per pixel; a trainer moves them there from where the value's layout says.
+Per-class lists (`weight`, `pos_weight`) apply along it. Losses of tokens take classes last, and so does a
+trainer's `kl_div` on a model of texts; see Note: [Divergence of tokens].
 """
 
 from collections.abc import Callable

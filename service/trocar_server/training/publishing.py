@@ -130,7 +130,7 @@ class Publishing:
                 ErrorReason.INVALID_ARGUMENT,
                 "a trainer with an adapter cannot be published; export the adapter, or name it in calls",
             )
-        check_categories(categories, class_counts(self._engine.deployment(trainer.trainer_id).example))
+        check_categories(categories, class_counts(await self._engine.checks.described(trainer.trainer_id)))
         if is_repeated and self.others is not None:  # its server may have gone with its answer
             await self.others.take_lost()
         is_taken = self._engine.catalogue.has(model_id)

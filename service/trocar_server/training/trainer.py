@@ -285,7 +285,8 @@ class Trainer:
             batch = make_batch(guard)
             self.refuse_long(batch, guard)
             result = self.core.evaluate(batch, guard)
-            return Evaluated(result, prediction_count(self.spec.losses, result.output, batch.targets))
+            dim = 1 if result.output is None else self.core.class_dim(result.output.ndim)
+            return Evaluated(result, prediction_count(self.spec.losses, result.output, batch.targets, dim))
 
         done: list[Evaluated] = []
         with self._in_use():

@@ -288,6 +288,12 @@ def channel_dim_of(layout: Layout | None, given: int | None) -> int | None:
     return given if given is not None or layout is None else layout.channels
 
 
+def class_dim_of(layout: Layout | None, rank: int) -> int | None:
+    """Return the dimension of the classes of scores: their channels; None where that is not known."""
+    known = layout is not None and len(layout.axes) == rank and layout.batch is not None
+    return layout.dim_of(CHANNELS) if known and layout is not None else None
+
+
 def samples_dim_of(layout: Layout | None) -> int:
     """Return the dimension of the samples; the first one where that is not known."""
     return 0 if layout is None or layout.batch is None else layout.batch

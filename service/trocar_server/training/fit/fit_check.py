@@ -107,13 +107,14 @@ def check_fit(
         _output_shape(core, separate, "eval_dataset_id", problems)
     augmentation = _augmentation(core, train, spec, problems)
     question = _question(core)
-    classes = shape[1] if shape is not None and len(shape) > 1 else 1
+    dim = core.class_dim(len(shape)) if shape is not None and len(shape) > 1 else 1
+    classes = shape[dim] if shape is not None and len(shape) > 1 else 1
     if question is not None and question.task == "multilabel" and classes == 1:
         question = _Question(question.loss, "binary")
     if shape is not None and question is not None and question.task == "multiclass":
         _note(problems, _label_problems(train, separate, question, classes))
     is_evaluated = evaluation is not None or _wants_metrics(spec)
-    metrics = _metrics(spec, question, classes if shape is not None and is_evaluated else 0, problems)
+    metrics = _metrics(spec, question, classes if shape is not None and is_evaluated else 0, dim, problems)
     _note(problems, _stop_problems(core, evaluation, spec, metrics))
     problems.raise_any(ErrorReason.FIT_INVALID, "the fit cannot begin")
     target = question.loss.target if question else ""
@@ -290,7 +291,9 @@ def _shown(labels: Collection[int]) -> str:
     return ", ".join(map(str, listed[:_SHOWN_LABELS])) + more
 
 
-def _metrics(spec: FitSpec, question: _Question | None, classes: int, problems: Problems) -> Metrics:
+def _metrics(
+    spec: FitSpec, question: _Question | None, classes: int, class_dim: int, problems: Problems
+) -> Metrics:
     if question is None:
         if spec.metrics not in ((), _DEFAULT_METRICS):
             problems.add(
@@ -298,7 +301,7 @@ def _metrics(spec: FitSpec, question: _Question | None, classes: int, problems: 
             )
         return build_metrics((), 0)[0]
     specs: tuple[MetricSpec, ...] = spec.metrics if classes else ()
-    metrics, found = build_metrics(specs, classes, question.task, question.ignored)
+    metrics, found = build_metrics(specs, classes, question.task, question.ignored, class_dim)
     for problem in found:
         problems.add("", problem)
     return metrics

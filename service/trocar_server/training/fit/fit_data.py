@@ -76,6 +76,10 @@ class Core(Protocol):
         """Whether passes write to the model's own tensors or keep state in it."""
         ...
 
+    def class_dim(self, rank: int) -> int:
+        """Return the dimension of the classes of the main output, of this rank."""
+        ...
+
     @property
     def evaluated(self) -> nn.Module:
         """The tree that `evaluate` runs, in eval mode; with moving averages in place of weights, if any."""

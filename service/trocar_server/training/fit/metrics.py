@@ -42,12 +42,15 @@ class Metrics:
         members: torchmetrics' objects by the name of their result.
         task: Kind of classification.
         ignored_label: Positions with this label do not count; None for none.
+        class_dim: The dimension of the classes in outputs.
     """
 
-    def __init__(self, members: dict[str, Any], task: Task, ignored_label: int | None) -> None:
+    def __init__(
+        self, members: dict[str, Any], task: Task, ignored_label: int | None, class_dim: int = 1
+    ) -> None:
         self._members = members
         self._task: Task = task
-        self._ignored = ignored_label
+        self._ignored, self._class_dim = ignored_label, class_dim
         self._counts = dict.fromkeys(members, 0)
 
     @property
@@ -71,13 +74,14 @@ class Metrics:
         """Add a batch.
 
         Args:
-            output: What the model returned, before softmax or sigmoid: (batch, classes, ...).
-            target: Labels (batch, ...), or one number per class (batch, classes, ...).
+            output: What the model returned, before softmax or sigmoid: (batch, classes, ...), or with the
+                classes in another dimension.
+            target: Labels (batch, ...), or one number per class, of the output's shape.
         """
         if not self._members:
             return
         output = output.detach().float().cpu()
-        output, target = _flattened(output, target.detach().cpu(), self._task)
+        output, target = _flattened(output, target.detach().cpu(), self._task, self._class_dim)
         if self._task == "multiclass" and self._ignored is not None:
             kept = target != self._ignored
             output, target = output[kept], target[kept]
@@ -105,6 +109,7 @@ def make_metrics(
     classes: int,
     task: Task = "multiclass",
     ignored_label: int | None = -100,
+    class_dim: int = 1,
 ) -> Metrics:
     """Build the metrics of a fit.
 
@@ -117,11 +122,12 @@ def make_metrics(
         classes: Number of classes of the model.
         task: Kind of classification.
         ignored_label: A label that does not count, as in the loss; None for none.
+        class_dim: The dimension of the classes in outputs.
 
     Raises:
         ServiceError: `FIT_INVALID`, with every problem and its position in the list.
     """
-    metrics, problems = build_metrics(specs, classes, task, ignored_label)
+    metrics, problems = build_metrics(specs, classes, task, ignored_label, class_dim)
     if problems:
         raise ServiceError(ErrorReason.FIT_INVALID, "; ".join(problems))
     return metrics
@@ -132,6 +138,7 @@ def build_metrics(
     classes: int,
     task: Task = "multiclass",
     ignored_label: int | None = -100,
+    class_dim: int = 1,
 ) -> tuple[Metrics, list[str]]:
     """As `make_metrics`, but return the problems instead of raising them."""
     members: dict[str, Any] = {}
@@ -144,7 +151,7 @@ def build_metrics(
             member, found = _build(spec, kind, classes, task)
             members[_free_name(spec.name, members)] = member
         problems += [f"{field}: {problem}" for problem in found]
-    return Metrics(members, task, ignored_label), problems
+    return Metrics(members, task, ignored_label, class_dim), problems
 
 
 def torchmetrics_classification() -> Any:
@@ -204,13 +211,13 @@ def _is_scalar(member: Any) -> bool:
     return getattr(member, "average", "micro") not in (None, "none")
 
 
-def _flattened(output: Tensor, target: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+def _flattened(output: Tensor, target: Tensor, task: Task, class_dim: int) -> tuple[Tensor, Tensor]:
     """Return (places, classes) and (places,), or twice (places, classes); binary twice (places,)."""
     if task == "binary":
         return output.reshape(-1), _labels(target.reshape(-1))
     if output.dim() > 2:
-        output = output.movedim(1, -1)
-        target = target.movedim(1, -1) if target.dim() == output.dim() else target
+        output = output.movedim(class_dim, -1)
+        target = target.movedim(class_dim, -1) if target.dim() == output.dim() else target
     output = output.reshape(-1, output.shape[-1])
     if task == "multilabel":
         return output, _labels(target.reshape(output.shape))

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery.axes.layout import Layout
 from trocar_server.tensors.losses import LOSSES, kl_div_of_logits, number_dtype
-from trocar_server.tensors.reductions.padding import Layout, Padding
+from trocar_server.tensors.reductions.padding import Padding
+from trocar_server.training.losses.class_dims import ClassDims
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
@@ -52,6 +54,7 @@ class LossFunction:
             `cross_entropy`, `mse:layer4`, `mse:layer4#2`.
         selectors: Selectors of the values that it needs from the trained model's pass, besides the output.
         teachers: The values that it needs from other models.
+        class_dims: Where values have their classes.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class LossFunction:
         layout_of: Callable[[str], Layout | None] = lambda _: None,
     ) -> None:
         self.specs, self._of_texts, self._layout_of = tuple(specs), of_texts, layout_of
+        self.class_dims = ClassDims(layout_of, of_texts=of_texts)
         self.names = _names(self.specs)
         self.selectors = tuple(dict.fromkeys(spec.selector for spec in specs if spec.selector))
         self.teachers = tuple(dict.fromkeys(spec.teacher for spec in specs if spec.teacher is not None))
@@ -89,7 +93,8 @@ class LossFunction:
         for index, spec in enumerate(self.specs):
             if spec.teacher is not None or not LOSSES[spec.name].has_target:
                 continue
-            target, shape = _target(spec, targets), (shapes or {}).get(index)
+            target, shape = self._arranged(spec, _target(spec, targets)), (shapes or {}).get(index)
+            shape = None if shape is None else self.class_dims.shape(spec, shape)
             layout = (index, target.dtype, target.shape, size, None if shape is None else tuple(shape))
             if layout not in self._fitting:
                 check_layout(spec, target, size, shape)
@@ -134,6 +139,10 @@ class LossFunction:
             raise ServiceError(ErrorReason.TRAINER_INVALID, "losses: a trainer needs at least one loss")
         return total, terms
 
+    def _arranged(self, spec: LossSpec, target: Tensor) -> Tensor:
+        """Return a target as the loss's function takes it: one of the value's shape has its dimensions."""
+        return target if is_labels(spec, target) else self.class_dims.target(spec, target)
+
     def _fits(self, layout: tuple[object, ...]) -> None:
         if len(self._fitting) >= _MOST_FITTING:
             self._fitting.clear()
@@ -149,9 +158,10 @@ class LossFunction:
         count: int | None,
     ) -> Tensor:
         spec = self.specs[index]
+        value = self.class_dims.value(spec, value)
         is_of_tokens = self._of_texts and spec.name == "kl_div" and value.ndim == 3
         if spec.teacher is not None:
-            other = _taught(spec, value, teachers[spec.teacher])
+            other = _taught(spec, value, self.class_dims.value(spec, teachers[spec.teacher]))
             if is_of_tokens:
                 value, other = self._rows(spec.selector, value, other, arguments)
             return _computed(spec, value, other)
@@ -160,7 +170,7 @@ class LossFunction:
                 return LOSSES[spec.name].compute(value, **spec.options)
             except ValueError as error:
                 raise ServiceError(ErrorReason.TRAINER_INVALID, f"{spec.name}: {error}") from None
-        target = _target(spec, targets)
+        target = self._arranged(spec, _target(spec, targets))
         layout = (index, target.dtype, target.shape, value.shape)
         if layout not in self._fitting:
             check_shape(spec, target, tuple(value.shape))

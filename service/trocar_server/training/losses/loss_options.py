@@ -12,6 +12,9 @@ from trocar_server.training.spec.trainer_spec import LossSpec
 MAX_CLASSES = 1 << 53
 """Of a model whose classes are not known before a pass."""
 
+_POSITIONS = 2
+"""Dimensions of a value, beside the batch, from which on it has positions."""
+
 
 def option_problems(spec: LossSpec, shape: tuple[int, ...] | None, field: str, problems: Problems) -> None:
     """Collect the problems of a loss's options.
@@ -74,8 +77,11 @@ def _wrong_weights(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...]
         return ""
     numbers = value if isinstance(value, list) else [value]
     may_be_one = spec.name == "bce_with_logits"
-    count = shape[-1 if LOSSES[spec.name].of_tokens else 1] if shape is not None and len(shape) > 1 else None
-    is_long_enough = count is None or len(numbers) == count or (may_be_one and len(numbers) == 1)
+    of_tokens, sizes = LOSSES[spec.name].of_tokens, () if shape is None else shape[1:]
+    count = sizes[-1 if of_tokens else 0] if sizes else None
+    # Where classes are in a value of three dimensions or more, its layout says, which is not known here.
+    fits = {count} if len(sizes) < _POSITIONS else set(sizes)
+    is_long_enough = count is None or len(numbers) in fits or (may_be_one and len(numbers) == 1)
     if (
         not all(is_number(number) and number >= 0 for number in numbers)
         or not is_long_enough

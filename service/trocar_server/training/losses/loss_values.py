@@ -7,6 +7,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, parse_selector, resolve
 from trocar_server.surgery.axes.layout import Layout
 from trocar_server.tensors.losses import LOSSES
+from trocar_server.training.losses.class_dims import ClassDims
 from trocar_server.training.losses.loss_function import Shape
 from trocar_server.training.spec.trainer_spec import LossSpec
 
@@ -47,7 +48,7 @@ def known_shapes(
     recording: Recording,
     *,
     is_same_size: bool,
-    of_texts: bool = False,
+    class_dims: ClassDims,
     varying: Collection[int] = (),
 ) -> dict[int, Shape]:
     """Return the shapes of the values that terms compare with a target, by the position of the term.
@@ -57,18 +58,21 @@ def known_shapes(
         recording: A recorded pass of the trained model.
         is_same_size: Whether samples have the same shape as in the recorded pass; otherwise only the number
             of classes and the number of dimensions are known.
-        of_texts: Whether values of three dimensions are (batch, tokens, classes) for kl_div.
+        class_dims: Where values have their classes.
         varying: Sizes of the recorded pass's inputs that other samples need not have, for example of tokens.
     """
     shapes: dict[int, Shape] = {}
     for index, spec in enumerate(losses):
         if spec.teacher is None and LOSSES[spec.name].has_target:
-            sizes = (loss_leaf(spec.selector, recording).shape or (0,))[1:]
-            shapes[index] = (None, *(sizes if is_same_size else _lasting(spec, sizes, of_texts, varying)))
+            shape = loss_leaf(spec.selector, recording).shape or (0,)
+            if not class_dims.has_samples_first(spec.selector, len(shape)):
+                continue
+            sizes = shape[1:]
+            shapes[index] = (None, *(sizes if is_same_size else _lasting(spec, sizes, class_dims, varying)))
     return shapes
 
 
-def _lasting(spec: LossSpec, sizes: Sequence[int], of_texts: bool, varying: Collection[int]) -> Shape:
+def _lasting(spec: LossSpec, sizes: Sequence[int], class_dims: ClassDims, varying: Collection[int]) -> Shape:
     """Return only the number of classes: not where it may be, for example, the number of tokens.
 
     Losses that compare element by element do not say which dimension that is: of frames of sound, and of
@@ -77,10 +81,11 @@ def _lasting(spec: LossSpec, sizes: Sequence[int], of_texts: bool, varying: Coll
     of_tokens, is_divergence = LOSSES[spec.name].of_tokens, spec.name == "kl_div"
     if not (is_divergence or LOSSES[spec.name].takes_indices):
         return [None] * len(sizes)
-    is_last = of_tokens or (of_texts and len(sizes) == 2 and is_divergence)
-    of_classes = len(sizes) - 1 if is_last else 0
+    rank = len(sizes) + 1
+    of_classes = class_dims.of(spec, rank) - 1
+    is_known = of_tokens or class_dims.known(spec.selector, rank) is not None
     return [
-        size if index == of_classes and (of_tokens or size not in varying) else None
+        size if index == of_classes and (is_known or size not in varying) else None
         for index, size in enumerate(sizes)
     ]
 

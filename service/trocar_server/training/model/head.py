@@ -5,8 +5,9 @@
 
 # Note: [Finding the head]
 The last module of a pass that has parameters of its own, when it is a linear layer or a 1x1 convolution and
-as wide as the model's output. Without a recorded pass: the last such layer in order of registration, which is
-right for all of torchvision's classification models.
+a dimension of the model's output is as wide: the layer knows where its own classes are. Without a recorded
+pass: the last such layer in order of registration, which is right for all of torchvision's classification
+models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,8 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
-from trocar_server.surgery import Leaf, ModuleCall, ModuleRecord, Recording
+from trocar_server.surgery import Leaf, ModuleRecord, Recording
+from trocar_server.surgery.axes.layout import class_dim_of
 from trocar_server.training.model.text_head import add_text_head
 from trocar_server.training.spec.trainer_spec import HeadSpec
 
@@ -90,8 +92,8 @@ def _last_called(module: nn.Module, recording: Recording) -> str:
     if not called:
         raise _invalid(f"the model calls no module with weights; {_ADVICE}")
     record = max(called, key=lambda record: record.calls[-1].started)
-    width = _output_width(recording)
-    if not _is_layer(modules[record.path]) or _width(record.calls[-1]) != width:
+    sizes, layer = _output_sizes(recording), modules[record.path]
+    if not _is_layer(layer) or _width(layer) not in sizes:
         raise _invalid(
             f"the head was not found: the last module with weights is '{record.path}' "
             f"({record.type_name}), which "
@@ -103,16 +105,21 @@ def _last_called(module: nn.Module, recording: Recording) -> str:
 def class_counts(recording: Recording) -> set[int]:
     """Return the numbers of classes that a model's outputs may have; of `logits` alone where it has them.
 
-    Without that name, classes of a value of three dimensions may be the last, as of tokens, or dimension 1,
-    as of `nn.Conv1d`.
+    Where the classes of a value of three dimensions are not known, they may be the last, as of tokens, or
+    dimension 1, as of `nn.Conv1d`.
     """
     counts: set[int] = set()
+    call = len(recording.modules[""].calls) - 1
     for leaf in _main_outputs(recording):
-        shape = leaf.shape or ()
-        if len(shape) > 1:
+        shape, layouts = leaf.shape or (), recording.layouts
+        layout = None if layouts is None else layouts.find("", call, leaf.port, leaf.picks)
+        known = class_dim_of(layout, len(shape)) if layout is not None else None
+        if known is not None:
+            counts.add(shape[known])
+        elif len(shape) > 1:
             counts.add(_class_size(shape))
-        if len(shape) == 3 and leaf.picks != _LOGITS:
-            counts.add(shape[1])
+            if len(shape) == 3 and leaf.picks != _LOGITS:
+                counts.add(shape[1])
     return counts
 
 
@@ -121,24 +128,28 @@ def _main_outputs(recording: Recording) -> list[Leaf]:
     return [leaf for leaf in outputs if leaf.picks == _LOGITS] or outputs
 
 
-def _output_width(recording: Recording) -> int:
+def _output_sizes(recording: Recording) -> tuple[int, ...]:
+    """Return the sizes of the model's one output, without the batch."""
     outputs = _main_outputs(recording)
     if len(outputs) != 1:
         raise _invalid(
             f"the model returns {len(outputs)} tensors, so its head is ambiguous; {_ADVICE}, or add a head "
             "to a model of texts by `head.of`, `sentence` or `tokens`"
         )
-    return _class_size(outputs[0].shape or ())
+    shape = outputs[0].shape or ()
+    return shape[1:] or shape
 
 
-def _width(call: ModuleCall) -> int:
-    outputs = [leaf.shape for leaf in call.outputs if leaf.shape is not None]
-    return _class_size(outputs[0]) if len(outputs) == 1 else -1
+def _width(layer: nn.Module) -> int:
+    """Return the number of classes of a layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels if isinstance(layer, Convolution) else -1
 
 
 def _class_size(shape: tuple[int, ...]) -> int:
-    """Return the size of the dimension of classes: 1 of images and vectors, the last of tokens."""
-    return shape[-1] if len(shape) in (1, 3) else shape[1] if len(shape) > 1 else -1
+    """Return the size of the dimension of classes, where that is not known: 1, of rank 3 the last."""
+    return shape[-1] if len(shape) == 3 else shape[1]
 
 
 def _last_layer(module: nn.Module) -> str:

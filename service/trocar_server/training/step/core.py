@@ -199,6 +199,10 @@ class TrainerCore:
             scores, output = self._evaluating.run(lambda module: self._pass.evaluate(module, here, guard))
         return EvalResult(scores.loss, scores.terms, output, batch.size, time.perf_counter() - started)
 
+    def class_dim(self, rank: int) -> int:
+        """Return the dimension of the classes of the main output, of this rank."""
+        return self._pass.class_dim(rank)
+
     def gradients(self) -> dict[str, Tensor]:
         """Return the accumulated gradients by parameter; parameters without one are left out."""
         return {name: p.grad.detach() for name, p in self._trained.items() if p.grad is not None}

@@ -25,11 +25,11 @@ class PredictionCount:
 
 
 def prediction_count(
-    losses: Sequence[LossSpec], output: Tensor | None, targets: Mapping[str, Tensor]
+    losses: Sequence[LossSpec], output: Tensor | None, targets: Mapping[str, Tensor], class_dim: int = 1
 ) -> PredictionCount | None:
-    """Count where the argmax of (batch, classes, ...) is the target's class; None without class indices.
+    """Count where the argmax over the classes is the target's class; None without class indices.
 
-    The target is that of the first cross-entropy on the model's output.
+    The target is that of the first cross-entropy on the model's output, (batch, ...) without the classes.
     """
     if output is None:
         return None
@@ -41,6 +41,6 @@ def prediction_count(
             target = target.to(output.device, torch.int64)  # -100 would be 156 in uint8
             ignored = term.options.get("ignore_index", _LEFT_OUT)
             counts = target.ne(ignored if isinstance(ignored, int) else _LEFT_OUT)
-            is_correct = (output.argmax(1) == target) & counts
+            is_correct = (output.argmax(class_dim) == target) & counts
             return PredictionCount(int(is_correct.sum()), int(counts.sum()))
     return None

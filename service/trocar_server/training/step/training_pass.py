@@ -35,6 +35,7 @@ from trocar_server.surgery.sessions.gradient_rules import GradientRule, Gradient
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.losses.batch import Batch
+from trocar_server.training.losses.class_dims import ClassDims
 from trocar_server.training.losses.loss_function import LossFunction, NoLabelsError, Shape, main_output
 from trocar_server.training.losses.loss_taps import LossTaps
 from trocar_server.training.losses.loss_values import known_shapes, loss_layout
@@ -99,7 +100,7 @@ class TrainingPass:
         layouts = cache(lambda: replace(record(), layouts=example_layouts(*recorded())))
         layout_of = cache(lambda selector: loss_layout(selector, layouts()))
         self._loss = LossFunction(spec.losses, of_texts=of_texts, layout_of=layout_of)
-        self._shapes = _Shapes(spec.losses, record, hosted, of_texts)
+        self._shapes = _Shapes(spec.losses, record, hosted, self._loss.class_dims)
         self._penalties: Penalties | None = None
         if spec.regularizers:
             self._penalties = Penalties(spec.regularizers, trained, module, stages)
@@ -178,12 +179,21 @@ class TrainingPass:
     def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor | None]:
         """Run a batch forward on another tree of the same model, and return loss and main output.
 
-        There is no main output where every loss has a selector: such a model may not have one.
+        The output has its samples first. There is no main output where every loss has a selector: such a
+        model may not have one.
         """
         with torch.no_grad(), self._autocast():
             output, total, terms = self._score(module, batch, guard)
         has_main = any(not spec.selector for spec in self._spec.losses)
-        return _scores(total, terms), main_output(output).detach() if has_main else None
+        if not has_main:
+            return _scores(total, terms), None
+        main = self._loss.class_dims.samples_first("", main_output(output).detach())
+        return _scores(total, terms), main
+
+    def class_dim(self, rank: int) -> int:
+        """Return the dimension of the classes of the main output of `evaluate`, of this rank."""
+        known = self._loss.class_dims.known("", rank)
+        return min(1, rank - 1) if known is None else known
 
     def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
         with self._autocast():
@@ -236,7 +246,7 @@ class _Shapes:
         losses: Sequence[LossSpec],
         record: Callable[[], Recording],
         hosted: HostedModel,
-        of_texts: bool,
+        class_dims: ClassDims,
     ) -> None:
         self._input_shape = hosted.input_shape if hosted.known_signature is None else None
         varying = _varying_sizes(hosted.signature)
@@ -244,7 +254,7 @@ class _Shapes:
         with suppress(ServiceError):  # a data-dependent model: targets are then checked against its output
             for is_same in self._cached_shapes:
                 self._cached_shapes[is_same] = known_shapes(
-                    losses, record(), is_same_size=is_same, of_texts=of_texts, varying=varying
+                    losses, record(), is_same_size=is_same, class_dims=class_dims, varying=varying
                 )
 
     def of_batch(self, batch: Batch) -> Mapping[int, Shape]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trocar_server.surgery import record_calls
+from trocar_server.training.losses.class_dims import ClassDims
 from trocar_server.training.losses.loss_values import known_shapes
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
@@ -40,7 +41,13 @@ def test_sizes_of_texts_of_any_length(name: Any, value: str, expected: tuple[int
     selector = f'/out["{value}"]'
     recording = record_calls(Tagged(), [torch.zeros(1, TOKENS, dtype=torch.int64)], {}, is_symbolic=False)
     losses = [LossSpec(name=name, selector=selector)]
-    found = known_shapes(losses, recording, is_same_size=False, of_texts=True, varying={TOKENS})
+    found = known_shapes(
+        losses,
+        recording,
+        is_same_size=False,
+        class_dims=ClassDims(lambda _: None, of_texts=True),
+        varying={TOKENS},
+    )
     assert found == {0: expected}
 
 
@@ -61,7 +68,11 @@ SAMPLES = 800
 
 def shapes_of_sound(*losses: LossSpec) -> dict[int, Any]:
     recording = record_calls(Framed(), [torch.zeros(1, SAMPLES)], {}, is_symbolic=False)
-    return dict(known_shapes(losses, recording, is_same_size=False, varying={SAMPLES}))
+    return dict(
+        known_shapes(
+            losses, recording, is_same_size=False, class_dims=ClassDims(lambda _: None), varying={SAMPLES}
+        )
+    )
 
 
 @pytest.mark.parametrize("name", ["bce_with_logits", "mse", "l1", "huber"])
