@@ -73,8 +73,9 @@ from trocar._request.training.trainer_optimizers import (
     sgd,
 )
 from trocar._request.training.trainer_parts import clamp, gradient_rule, head, host_memory, lora, spool
+from trocar._result.dimensions import TokenGrid
 from trocar._result.extraction_plan import ExtractionPlan
-from trocar._result.feature_maps import CastInfo, FeatureMapInfo, FeatureMaps, TokenGrid
+from trocar._result.feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._result.history import FitEvent, History
 from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._result.processed import ProcessedInput, ProcessedSample

@@ -31,6 +31,8 @@ class Moments:
     """Sample covariance (divided by n - 1), of shape (channels, channels)."""
     count: int
     """How many vectors there were."""
+    channel_dim: int | None = None
+    """The dimension of the channels in the values, from 0; None where it is not known."""
 
 
 def moments(
@@ -62,4 +64,4 @@ def moments(
         raise ValueError(
             f"{inputs}: the features at {at!r} contain NaN or infinity; dead_channels shows the channels"
         )
-    return Moments(mean, population * (count / (count - 1)), count)
+    return Moments(mean, population * (count / (count - 1)), count, chosen.channel_dim)

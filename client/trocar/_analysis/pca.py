@@ -48,19 +48,24 @@ class Pca:
     """Where they were taken."""
     model_id: str = ""
     """The model that computed them."""
+    channel_dim: int | None = None
+    """The dimension of the channels there, from 0; None where it is not known."""
 
     def transform(self, values: Array, channel_dim: int | None = None) -> Floats:
         """Return the scores: centred channels times components, in the last dimension.
 
         Args:
             values: A feature map, for example (batch, channels, height, width) or (batch, tokens, width).
-            channel_dim: Dimension of the channels; by default the last dimension of rank 3, otherwise 1.
+            channel_dim: Dimension of the channels; by default where they were when it was fitted, if there
+                are as many, else the last dimension of rank 3, otherwise 1.
 
         Raises:
             ValueError: That dimension has another size than `mean`.
         """
         if channel_dim is None:
             channel_dim = usual_channel_dim(values.ndim)
+            if self.channel_dim is not None and values.shape[self.channel_dim :][:1] == self.mean.shape:
+                channel_dim = self.channel_dim
         if not -values.ndim <= channel_dim < values.ndim or values.shape[channel_dim] != self.mean.size:
             raise ValueError(
                 f"values of shape {values.shape} have no {self.mean.size} channels in dimension {channel_dim}"
@@ -77,7 +82,12 @@ class Pca:
         Raises:
             OSError: The file cannot be written; an existing one is as it was.
         """
-        about = {"count": self.count, "at": self.at, "model_id": self.model_id}
+        about = {
+            "count": self.count,
+            "at": self.at,
+            "model_id": self.model_id,
+            "channel_dim": self.channel_dim,
+        }
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         with replacement(Path(path)) as partial:
             save_file(arrays, partial, metadata={_METADATA: json.dumps(about)})
@@ -171,4 +181,5 @@ def fit(moments: Moments, k: int, at: str = "", model_id: str = "") -> Pca:
     total = float(np.trace(covariance))
     share = variance / total if total > 0 else np.full(k, np.nan)
     singular = np.sqrt(variance * (moments.count - 1))
-    return Pca(components, moments.mean, variance, share, singular, moments.count, at, model_id)
+    dim = moments.channel_dim
+    return Pca(components, moments.mean, variance, share, singular, moments.count, at, model_id, dim)

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
+
+from trocar._result.dimensions import Described, arranged, samples_dim
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
     from trocar._base.tensors import Array
-    from trocar._result.feature_maps import TokenGrid
 
 Grid: TypeAlias = "tuple[int, int] | Callable[[Array], Array] | None"
 """How tokens become positions: (height, width), or a function from (batch, tokens, width), or by itself."""
 
 
-class Described(Protocol):
-    """What a reply says of the dimensions of a value; `FeatureMapInfo` is one."""
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """What each dimension means; empty where nothing is known."""
-        ...
-
-    @property
-    def channel_dim(self) -> int | None:
-        """The dimension of the channels; None where that is not known."""
-        ...
-
-    @property
-    def token_grids(self) -> tuple[TokenGrid, ...]:
-        """The dimensions whose tokens are the patches of a picture."""
-        ...
-
-
 Info = TypeVar("Info", bound=Described)
 
 _EPSILON = 1e-6
-_SAMPLES = ("batch", "images")
 
 
 def grad_cam(values: Array, gradients: Array) -> Floats:
@@ -88,10 +68,9 @@ def channels_first(
     """
     if callable(grid):
         return _checked(grid(values), len(values))
-    arranged = None if described is None else _by_axes(values, channel_dim, described)
-    if arranged is not None and arranged[0].ndim > 2:
-        moved, grids = arranged
-        return _with_grid(moved, grid) if grid is not None else _patched(moved, grids)
+    known = arranged(values, described, channel_dim)
+    if known is not None and values.ndim > 2:
+        return _with_grid(known.values, grid) if grid is not None else known.with_patches()
     if grid is not None:
         return _with_grid(np.moveaxis(values, 2, 1) if values.ndim == 3 else values, grid)
     return _by_rank(values, channel_dim)
@@ -104,35 +83,12 @@ def samples_first(described: Info | None) -> Info | None:
         ValueError: They are in another dimension.
     """
     axes = () if described is None else described.axes
-    dim = next((dim for dim, name in enumerate(axes) if name in _SAMPLES), 0)
+    dim = samples_dim(axes)
     if dim:
         raise ValueError(
             f"its samples are dimension {dim} of ({', '.join(axes)}); choose a value with samples first"
         )
     return described
-
-
-def _by_axes(
-    values: Array, channel_dim: int | None, described: Described
-) -> tuple[Array, list[tuple[int, TokenGrid]]] | None:
-    """Return a value as (batch, channels, ...), with its grids of patches; None where that is not known."""
-    axes, channels = described.axes, described.channel_dim if channel_dim is None else channel_dim
-    samples = next((dim for dim, name in enumerate(axes) if name in _SAMPLES), None)
-    if len(axes) != values.ndim or samples is None or channels is None or "?" in axes:
-        return None
-    rest = [dim for dim in range(values.ndim) if dim not in {samples, channels % values.ndim}]
-    if len(rest) != values.ndim - 2:
-        raise ValueError(f"channel_dim={channel_dim} is the dimension of the samples in {values.shape}")
-    grids = [(2 + rest.index(entry.dimension), entry) for entry in described.token_grids]
-    return values.transpose(samples, channels % values.ndim, *rest), grids
-
-
-def _patched(moved: Array, grids: Sequence[tuple[int, TokenGrid]]) -> Array:
-    """Return a value with its patches as rows and columns, without the tokens around them."""
-    for dim, grid in reversed(grids):
-        patches = np.take(moved, range(grid.first, grid.first + math.prod(grid.sizes)), dim)
-        moved = patches.reshape(*patches.shape[:dim], *grid.sizes, *patches.shape[dim + 1 :])
-    return moved
 
 
 def _with_grid(moved: Array, grid: tuple[int, int]) -> Array:

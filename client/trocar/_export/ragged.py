@@ -198,7 +198,10 @@ def _differing(short: tuple[int, ...], long: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _padded(maps: "FeatureMaps", name: str) -> tuple[int, ...]:
-    lengths = {entry.padded_length for entry in maps.processed} - {0}
+    lengths, axes = {entry.padded_length for entry in maps.processed} - {0}, maps.info[name].axes
+    if axes and "?" not in axes:
+        named = enumerate(zip(axes[1:], maps[name].shape[1:], strict=True))
+        return tuple(dim for dim, (one, size) in named if one.endswith("tokens") and size in lengths)
     return tuple(axis for axis, size in enumerate(maps[name].shape[1:]) if size in lengths)
 
 

@@ -16,6 +16,7 @@ from trocar._base.tables import MOST_ROWS, first_lines, html_fold, html_table
 from trocar._base.tensors import Array, dequantize
 from trocar._base.types import ServerTiming
 from trocar._request.execution import EAGER, ExecutionInfo
+from trocar._result.dimensions import TokenGrid, samples_dim, tokens_dim
 from trocar._result.processed import ProcessedInput
 from trocar._result.statistics import Statistics
 
@@ -41,18 +42,6 @@ class CastInfo:
     """The dimension of the scales, from 0, where there is one per channel."""
     max_error: float
     """The largest absolute difference between a finite value and what it is here; of int8, dequantized."""
-
-
-@dataclass(frozen=True)
-class TokenGrid:
-    """The patches of a picture along one dimension of a value, row by row."""
-
-    dimension: int
-    """The dimension, from 0."""
-    sizes: tuple[int, ...]
-    """Rows and columns; of a video frames before them."""
-    first: int = 0
-    """Tokens before the patches, such as class and register tokens."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +173,8 @@ class FeatureMaps(Mapping[str, Array]):
 
         Args:
             name: Which feature map.
-            axis: The dimension of its tokens; the first behind the batch with the padded length when None.
+            axis: The dimension of its tokens. The first one when None; where nothing is known of the value,
+                the first behind the batch with the padded length.
 
         Raises:
             KeyError: As for `maps[name]`.
@@ -194,12 +184,30 @@ class FeatureMaps(Mapping[str, Array]):
         counts = [len(positions) for positions in self._info_of(name).token_positions]
         if counts and values.ndim == _TOKEN_RANK and values.shape[:2] == (len(counts), max(counts)):
             return [value[:count] for value, count in zip(values, counts, strict=True)]
-        along = tokens.token_axis(values.shape) if axis is None else axis % values.ndim
-        if not along or values.shape[along] != tokens.padded_length or len(values) != len(tokens.samples):
+        rows, along = self._token_axes(name, axis)
+        count, length = values.shape[rows], values.shape[along]
+        if along == rows or (count, length) != (len(tokens.samples), tokens.padded_length):
             raise ValueError(f"dimension {along} of {name!r}, shape {values.shape}, has no tokens")
-        return [
-            np.compress(kept, value, axis=along - 1) for kept, value in zip(tokens.mask, values, strict=True)
-        ]
+        pairs = zip(tokens.mask, np.moveaxis(values, rows, 0), strict=True)
+        return [np.compress(kept, value, axis=along - (along > rows)) for kept, value in pairs]
+
+    def _token_axes(self, name: str, axis: int | None) -> tuple[int, int]:
+        """Return the dimensions of the samples and of the tokens of a feature map.
+
+        Raises:
+            ValueError: It has no dimension for tokens.
+        """
+        shape, axes = self[name].shape, self._info_of(name).axes
+        rows = samples_dim(axes)
+        if axis is not None:
+            return 0 if rows is None else rows, axis % len(shape)
+        if len(axes) != len(shape) or "?" in axes:
+            return 0, self.tokens.token_axis(shape)
+        along = tokens_dim(axes, shape, self.tokens.padded_length)
+        if rows is None or along is None:
+            shown = ", ".join(one or "-" for one in axes)
+            raise ValueError(f"{name!r} of shape {shape} is ({shown}): it has no dimension for the tokens")
+        return rows, along
 
     def span(self, name: str, start: int, stop: int, *, sample: int = 0, axis: int | None = None) -> Array:
         """Return the values of the tokens that contain characters `start` to `stop` of one text.
@@ -221,7 +229,7 @@ class FeatureMaps(Mapping[str, Array]):
             ValueError: As for `samples`; no token, or no chosen one, holds one of these characters, or the
                 tokenizer does not tell which characters its tokens hold.
         """
-        found, values = self.tokens.samples[sample], self[name]
+        found = self.tokens.samples[sample]
         if not found.spans:
             raise ValueError(
                 "the tokenizer of this model does not tell which characters its tokens hold; choose rows of "
@@ -237,8 +245,8 @@ class FeatureMaps(Mapping[str, Array]):
             places = [row for row, place in enumerate(chosen[sample]) if place in places]
         if not places:
             raise ValueError(f"no token of text {sample} holds one of the characters {start} to {stop}")
-        along = 1 if chosen else self.tokens.token_axis(values.shape) if axis is None else axis % values.ndim
-        return np.take(self.samples(name, along)[sample], places, axis=along - 1)
+        rows, along = (0, 1) if chosen else self._token_axes(name, axis)
+        return np.take(self.samples(name, along)[sample], places, axis=along - (along > rows))
 
     def __getitem__(self, name: str) -> Array:
         """Return the values of a feature map.
@@ -321,9 +329,10 @@ class FeatureMaps(Mapping[str, Array]):
     ) -> "Figure":
         """Draw one feature map of sample 0 as a picture.
 
-        A map of shape (batch, channels, height, width) becomes a grid of its first channels, each with its
-        own colour scale; (batch, tokens, width) becomes one image of tokens x width; (batch, features)
-        becomes a line.
+        A map with channels and two dimensions of positions, or patches, becomes a grid of its first channels,
+        each with its own colour scale; one with channels and other positions, such as (batch, tokens, width),
+        one image of positions x channels; (batch, features) a line. Where nothing is known of a map, it is
+        (batch, channels, height, width) or (batch, tokens, width).
 
         Args:
             name: Which feature map; the first when None.
@@ -335,7 +344,7 @@ class FeatureMaps(Mapping[str, Array]):
 
         Raises:
             KeyError: No feature map of this name.
-            ValueError: There is nothing to draw, or the map's rank is not 2, 3 or 4.
+            ValueError: There is nothing to draw, or the map has more dimensions of positions.
             ImportError: matplotlib is missing: pip install "trocar[plot]".
         """
         from trocar._result.plot import draw  # needs matplotlib, which is an extra
@@ -344,7 +353,8 @@ class FeatureMaps(Mapping[str, Array]):
             name = next(iter(self._arrays), None)
         if name is None:
             raise ValueError("there are no values to draw; every tap has values=False")
-        figure = draw(self[name], title=f"{self.model_id} {name}".strip(), channels=channels)
+        title = f"{self.model_id} {name}".strip()
+        figure = draw(self[name], title=title, channels=channels, described=self._info_of(name))
         if path is not None:
             figure.savefig(path)
         return figure

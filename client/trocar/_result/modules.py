@@ -141,7 +141,8 @@ class ModuleTree(Sequence[ModuleInfo]):
 
     def __str__(self) -> str:
         rows = [_cells(module) for module in self.walk()]
-        rows.insert(0, ("module", "type", "parameters", "calls", "output", "dimensions"))
+        dimensions = "dimensions" if any(row[5] for row in rows) else ""
+        rows.insert(0, ("module", "type", "parameters", "calls", "output", dimensions))
         widths = [max(len(row[column]) for row in rows) for column in range(6)]
         return "\n".join(_line(row, widths) for row in rows)
 

@@ -6,14 +6,20 @@ import numpy as np
 
 from trocar._base.figures import Figure
 from trocar._base.tensors import Array
+from trocar._result.dimensions import Described, arranged
 
 
-def draw(values: Array, *, title: str, channels: int) -> Figure:
+def draw(values: Array, *, title: str, channels: int, described: Described | None = None) -> Figure:
     """Draw sample 0 of a feature map; see `FeatureMaps.plot`.
 
     Raises:
-        ValueError: The rank is not 2, 3 or 4, or a dimension is empty.
+        ValueError: It has not one or two dimensions of positions, or a dimension is empty.
     """
+    names = ("token", "width")
+    known = arranged(values, described) if values.ndim > 2 else None
+    if known is not None:
+        values, names = known.with_patches(), (known.names[2] or "position", "channel")
+        values = values if values.ndim > 3 else values.swapaxes(1, 2)
     if values.ndim not in (2, 3, 4) or not values.size or channels < 1:
         raise ValueError(f"cannot draw values of shape {values.shape}; rank 2, 3 or 4 and one channel needed")
     sample = np.abs(values[0]) if np.iscomplexobj(values) else values[0].astype(np.float32)
@@ -21,7 +27,7 @@ def draw(values: Array, *, title: str, channels: int) -> Figure:
         figure = _grid(sample[:channels])
         title = f"{title}: {min(channels, len(sample))} of {len(sample)} channels"
     else:
-        figure = _single(sample)
+        figure = _single(sample, names)
     figure.suptitle(f"{title}, sample 0")
     return figure
 
@@ -39,8 +45,8 @@ def _grid(images: Array) -> Figure:
     return figure
 
 
-def _single(sample: Array) -> Figure:
-    """Draw (tokens, width) as one image, or (features,) as a line."""
+def _single(sample: Array, names: tuple[str, str]) -> Figure:
+    """Draw (positions, channels) as one image, or (features,) as a line."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     if sample.ndim == 1:
@@ -48,7 +54,7 @@ def _single(sample: Array) -> Figure:
         axes.set_xlabel("feature")
         return figure
     image = axes.imshow(sample, cmap="viridis", aspect="auto", interpolation="nearest")
-    axes.set_xlabel("width")
-    axes.set_ylabel("token")
+    axes.set_xlabel(names[1])
+    axes.set_ylabel(names[0])
     figure.colorbar(image)
     return figure

@@ -10,8 +10,9 @@ from trocar._base.server_status import CacheStatus, CallerStatus, DeviceStatus, 
 from trocar._base.tensors import DTYPE_NAMES
 from trocar._base.types import DrainState, Feature, Model, ModelInput, Preprocessing, ServerInfo, ServerLimits
 from trocar._request.taps import SCOPES, STATISTICS
+from trocar._result.dimensions import TokenGrid
 from trocar._result.extraction_plan import ExtractionPlan
-from trocar._result.feature_maps import CastInfo, FeatureMapInfo, TokenGrid
+from trocar._result.feature_maps import CastInfo, FeatureMapInfo
 from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._result.processed import ProcessedInput, ProcessedSample
 from trocar._result.statistics import AnyStatistic, Histogram, Statistics

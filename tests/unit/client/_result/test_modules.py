@@ -2,6 +2,7 @@ import pytest
 
 import trocar
 from tests.unit.client.fake_server import modules
+from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._wire.from_wire import module_tree
 
 TREE = module_tree(modules())
@@ -16,6 +17,19 @@ def test_it_prints_as_a_tree_with_children_below_their_parents() -> None:
         "      relu  ReLU                        2  (1, 64, 56, 56)",
         "      drop  Dropout                        never called",
         "  fc        Linear           9,500      1  (1, 1000)",
+    ]
+
+
+def test_dimensions_are_told_where_they_are_known() -> None:
+    axes = ("batch", "", "channels")
+    pair = (
+        OutputInfo("[0]", "Tensor", (1, 2, 3), "float32", 24, axes),
+        OutputInfo("[1]", "Tensor", (1,), "float32", 4),
+    )
+    tree = ModuleTree([ModuleInfo("", "Net", 0, (pair,))])
+    assert str(tree).splitlines() == [
+        "module  type  parameters  calls  output                   dimensions",
+        "(root)  Net                   1  [0] (1, 2, 3), [1] (1,)  batch - channels; ?",
     ]
 
 
