@@ -22,6 +22,7 @@ from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
 from trocar._analysis.prediction import ClassScore, Prediction, Predictions
 from trocar._attribution.attribution import Attribution
+from trocar._base.dimensions import TokenGrid
 from trocar._base.server_status import CacheStatus, CallerStatus, DeviceStatus, QueueStatus, ServerStatus
 from trocar._base.types import (
     DrainState,
@@ -73,7 +74,6 @@ from trocar._request.training.trainer_optimizers import (
     sgd,
 )
 from trocar._request.training.trainer_parts import clamp, gradient_rule, head, host_memory, lora, spool
-from trocar._result.dimensions import TokenGrid
 from trocar._result.extraction_plan import ExtractionPlan
 from trocar._result.feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._result.history import FitEvent, History

@@ -13,9 +13,9 @@ import numpy as np
 
 from trocar._attribution.cam import Grid, channels_first
 from trocar._attribution.scaling import min_max_scaled, resized, share_scaled
+from trocar._base.dimensions import Described
 from trocar._base.tables import html_picture
 from trocar._base.tensors import Array
-from trocar._result.dimensions import Described
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

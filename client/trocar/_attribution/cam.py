@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from trocar._result.dimensions import Described, arranged, samples_dim
+from trocar._base.dimensions import Described, arranged, samples_dim
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats

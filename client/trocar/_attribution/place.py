@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from trocar._base.dimensions import Described
 from trocar._base.names import few
-from trocar._result.dimensions import Described
 
 if TYPE_CHECKING:
     from trocar._base.types import Model

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from safetensors.numpy import save_file
 
+from trocar._base.dimensions import TokenGrid, samples_dim, tokens_dim
 from trocar._base.names import unknown_name
 from trocar._base.replacement import replacement
 from trocar._base.tables import MOST_ROWS, first_lines, html_fold, html_table
 from trocar._base.tensors import Array, dequantize
 from trocar._base.types import ServerTiming
 from trocar._request.execution import EAGER, ExecutionInfo
-from trocar._result.dimensions import TokenGrid, samples_dim, tokens_dim
 from trocar._result.processed import ProcessedInput
 from trocar._result.statistics import Statistics
 

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
+from trocar._base.dimensions import Described, arranged
 from trocar._base.figures import Figure
 from trocar._base.tensors import Array
-from trocar._result.dimensions import Described, arranged
 
 
 def draw(values: Array, *, title: str, channels: int, described: Described | None = None) -> Figure:

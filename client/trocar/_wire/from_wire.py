@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from trocar._base.dimensions import TokenGrid
 from trocar._base.server_status import CacheStatus, CallerStatus, DeviceStatus, QueueStatus, ServerStatus
 from trocar._base.tensors import DTYPE_NAMES
 from trocar._base.types import DrainState, Feature, Model, ModelInput, Preprocessing, ServerInfo, ServerLimits
 from trocar._request.taps import SCOPES, STATISTICS
-from trocar._result.dimensions import TokenGrid
 from trocar._result.extraction_plan import ExtractionPlan
 from trocar._result.feature_maps import CastInfo, FeatureMapInfo
 from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
