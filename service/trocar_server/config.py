@@ -209,9 +209,9 @@ class ModelConfig(Table):
     warm_variants: tuple[WarmVariantConfig, ...] = ()
     """Compiled variants for inputs of the example's shape that are ready before the first call, for example
     `[{ taps = ["layer4"], numerics = "bf16" }]`."""
-    merge: Literal["off", "caller", "everybody"] = "off"
-    """Whose calls may share a compiled pass: `off` none, `caller` those of one caller with a token or
-    certificate, `everybody` all. Rows of a shared pass are separate only if the model keeps them so."""
+    merge: Literal["off", "caller", "everybody"] = "caller"
+    """Whose calls may share a compiled pass whose rows are proved to be independent: `off` none, `caller`
+    those of one caller with a token or certificate, `everybody` all."""
 
 
 PINNED_BYTES = 512 << 20
@@ -240,8 +240,8 @@ class EngineConfig(Table):
     pinned_bytes: ByteCount = Field(default=PINNED_BYTES, ge=0)
     """Page-locked host memory for copies from and to a GPU; without any every copy is waited for."""
     merge_max_rows: int = Field(default=32, ge=1, le=4096)
-    """Samples of different calls that run together, for models whose `merge` allows it; 1 runs every call
-    alone."""
+    """Samples of different calls that run together, where rows are independent and `merge` allows it; 1 runs
+    every call alone."""
     merge_max_s: float = Field(default=0.1, gt=0)
     """The longest time that a group of calls may be expected to take, in seconds."""
 

@@ -185,7 +185,7 @@ class ModelSpec:
     """Folder with the files of its tokenizer or feature extractor. None: that of its source, if any."""
     warm_variants: tuple[WarmVariant, ...] = ()
     """Compiled variants that are ready before the first call, for inputs of the example's shape."""
-    merge: Merge = Merge.OFF
+    merge: Merge = Merge.CALLER
     """Whose calls may share a compiled pass."""
 
     def __post_init__(self) -> None:

@@ -22,8 +22,6 @@ from tests.support.wire.wire import raw_channel
 from trocar_server.rpc.call.forwarded import CERTIFICATE, KEY, PEER, GatewayAccess
 
 ENGINE = {"compile_after": 1, "min_gain": 0.0, "kept_variants_bytes": 0, "openvino": False}
-COMPILED = ("none", "cumsum", "first", "lstm")
-"""No row of these depends on a later one, which is what the trial with company sees."""
 ANNA, BERT = "anna", "bert"
 
 
@@ -43,9 +41,9 @@ SETTINGS = ("off", "caller", "everybody")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    models = {f"{kind}-{merge}": hosted(kind, merge) for kind in KINDS for merge in ("off", "caller")}
+    models = {f"{kind}-everybody": hosted(kind, "everybody") for kind in KINDS}
     models |= {f"none-{merge}": hosted("none", merge) for merge in SETTINGS}
-    models["unset"] = custom(Mixing, (WIDTH,), options={"mix": "cumsum"})
+    models["unset"] = custom(Mixing, (WIDTH,), options={"mix": "none"})
     with running_server(models=models, device="cpu", engine=ENGINE) as server:
         build_here(server)
         yield server
@@ -55,7 +53,7 @@ def as_caller(server: RunningServer, token: str | None) -> trocar.Client:
     return trocar.connect(server.address, token=token)
 
 
-def ready(server: RunningServer, model_id: str, *, is_compiled: bool) -> None:
+def ready(server: RunningServer, model_id: str, *, is_compiled: bool = True) -> None:
     """Ask until nothing changes any more; groups may then have any number of rows."""
     with as_caller(server, None) as client:
         for i in range(
@@ -139,46 +137,54 @@ def is_close(found: Array, wanted: Array) -> bool:
     return bool(np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted))
 
 
-@pytest.mark.parametrize("merge", ["off", "caller"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_reply_has_anything_of_another_caller(server: RunningServer, kind: str, merge: str) -> None:
-    model_id = f"{kind}-{merge}"
-    ready(server, model_id, is_compiled=kind in COMPILED)
+def test_no_reply_has_anything_of_another_call(server: RunningServer, kind: str) -> None:
+    """Where everybody may be merged and rows mix, or are not proved to be apart, every call runs alone."""
+    model_id = f"{kind}-everybody"
+    ready(server, model_id, is_compiled=kind != "earlier")  # which makes a tensor on another device
     anna, bert = batches_of(ANNA), batches_of(BERT)
     with as_caller(server, ANNA) as first, as_caller(server, BERT) as second, as_caller(server, None) as none:
-        if kind not in COMPILED:  # its calls run eagerly, each alone
-            found = [extracts(client, model_id)(batch) for client in (first, second) for batch in anna]
-            assert [count for _, count in found] == [1, 2, 3] * 2
-            assert all(
-                is_close(values, expected(kind, rows))
-                for (values, _), rows in zip(found, anna * 2, strict=True)
-            )
-            return
         ask, other, nobody = (extracts(client, model_id) for client in (first, second, none))
         asks = [nobody, ask, other, ask, other, ask, other]
         given = [noise(1, WIDTH), anna[0], bert[0], anna[1], bert[1], anna[2], bert[2]]
-        found = at_once(server, asks, given)
-    counts = [count for _, count in found]
-    assert counts == ([1, 1, 1, 2, 2, 3, 3] if merge == "off" else [1, 6, 6, 6, 6, 6, 6])
-    for caller, own in ((1, anna), (2, bert)):
-        groups = [[rows] for rows in own] if merge == "off" else [own]
-        wanted = np.concatenate([expected(kind, np.concatenate(group)) for group in groups])
-        values = np.concatenate([values for values, _ in found[caller::2]])
-        assert is_close(values, wanted)
+        if kind == "earlier":  # it is computed eagerly, and waits in no queue of a compiled pass
+            replies = [ask(rows) for ask, rows in zip(asks, given, strict=True)]
+        else:
+            replies = at_once(server, asks, given)
+    assert [rows for _, rows in replies] == ([1, *[12] * 6] if kind == "none" else [1, 1, 1, 2, 2, 3, 3])
+    for (values, _), rows in zip(replies, given, strict=True):
+        assert is_close(values, expected(kind, rows))
 
 
-def test_a_model_whose_operator_said_nothing_merges_nobody(server: RunningServer) -> None:
-    ready(server, "unset", is_compiled=True)
-    with as_caller(server, ANNA) as anna:
-        found = at_once(server, [extracts(anna, "unset")] * 4, [noise(2, WIDTH, seed=i) for i in range(4)])
-    assert [count for _, count in found] == [2] * 4
+@pytest.mark.parametrize(("merge", "rows"), [("off", [1, 1, 1, 2, 2, 3, 3]), ("caller", [1, *[6] * 6])])
+def test_a_caller_shares_with_itself_where_it_may(server: RunningServer, merge: str, rows: list[int]) -> None:
+    model_id = f"none-{merge}"
+    ready(server, model_id)
+    anna, bert = batches_of(ANNA), batches_of(BERT)
+    with as_caller(server, ANNA) as first, as_caller(server, BERT) as second, as_caller(server, None) as none:
+        ask, other, nobody = (extracts(client, model_id) for client in (first, second, none))
+        asks = [nobody, ask, other, ask, other, ask, other]
+        given = [noise(1, WIDTH), anna[0], bert[0], anna[1], bert[1], anna[2], bert[2]]
+        replies = at_once(server, asks, given)
+    assert [count for _, count in replies] == rows
+    for (values, _), batch in zip(replies, given, strict=True):
+        assert is_close(values, expected("none", batch))
+
+
+def test_a_model_whose_operator_said_nothing_merges_a_caller_with_itself(server: RunningServer) -> None:
+    ready(server, "unset")
+    given = [noise(2, WIDTH, seed=i) for i in range(4)]
+    with as_caller(server, ANNA) as anna, as_caller(server, None) as none:
+        own, nobody = extracts(anna, "unset"), extracts(none, "unset")
+        assert [count for _, count in at_once(server, [own] * 4, given)] == [2, 6, 6, 6]
+        assert [count for _, count in at_once(server, [nobody] * 4, given)] == [2] * 4
 
 
 @pytest.mark.parametrize(("merge", "expected"), [("caller", [1] * 4), ("everybody", [1, 3, 3, 3])])
 def test_callers_without_a_token_share_only_with_everybody(
     server: RunningServer, merge: str, expected: list[int]
 ) -> None:
-    ready(server, f"none-{merge}", is_compiled=True)
+    ready(server, f"none-{merge}")
     with as_caller(server, None) as one, as_caller(server, None) as other:
         asks = [extracts(client, f"none-{merge}") for client in (one, other, one, other)]
         found = at_once(server, asks, [noise(1, WIDTH, seed=i) for i in range(4)])
@@ -186,7 +192,7 @@ def test_callers_without_a_token_share_only_with_everybody(
 
 
 def test_everybody_is_everybody(server: RunningServer) -> None:
-    ready(server, "none-everybody", is_compiled=True)
+    ready(server, "none-everybody")
     given = [noise(1 + i, WIDTH, seed=i) for i in range(4)]
     with as_caller(server, ANNA) as anna, as_caller(server, BERT) as bert, as_caller(server, None) as none:
         asks = [extracts(client, "none-everybody") for client in (anna, bert, none, anna)]
@@ -197,7 +203,7 @@ def test_everybody_is_everybody(server: RunningServer) -> None:
 
 
 def test_a_call_that_refuses_runs_alone(server: RunningServer) -> None:
-    ready(server, "none-everybody", is_compiled=True)
+    ready(server, "none-everybody")
     with as_caller(server, ANNA) as anna:
 
         def alone(rows: Array) -> tuple[Array, int]:
@@ -210,48 +216,48 @@ def test_a_call_that_refuses_runs_alone(server: RunningServer) -> None:
 
 
 def test_streams_are_merged_by_the_same_rule(server: RunningServer) -> None:
-    ready(server, "cumsum-caller", is_compiled=True)
+    ready(server, "none-caller")
     anna, bert = batches_of(ANNA), batches_of(BERT)
     with as_caller(server, ANNA) as first, as_caller(server, BERT) as second:
-        own, other = streams(first, "cumsum-caller"), streams(second, "cumsum-caller")
-        asks = [other, own, other, own, extracts(first, "cumsum-caller")]
+        own, other = streams(first, "none-caller"), streams(second, "none-caller")
+        asks = [other, own, other, own, extracts(first, "none-caller")]
         found = at_once(server, asks, [bert[0], anna[0], bert[1], anna[1], anna[2]])
     assert [count for _, count in found] == [1, 6, 2, 6, 6]
-    assert is_close(found[2][0], expected("cumsum", bert[1]))
+    assert is_close(found[2][0], expected("none", bert[1]))
     merged = np.concatenate([found[1][0], found[3][0], found[4][0]])
-    assert is_close(merged, expected("cumsum", np.concatenate(anna)))
+    assert is_close(merged, expected("none", np.concatenate(anna)))
 
 
 def test_the_open_inference_protocol_merges_by_the_same_rule(server: RunningServer) -> None:
-    ready(server, "cumsum-caller", is_compiled=True)
+    ready(server, "none-caller")
     anna, bert = batches_of(ANNA), batches_of(BERT)
     with raw_channel(server.address) as channel, as_caller(server, BERT) as second:
 
         def ask_as(caller: str) -> Ask:
             def ask(rows: Array) -> tuple[Array, int]:
-                request = request_of("cumsum-caller", {"x": rows}, ["linear"])
+                request = request_of("none-caller", {"x": rows}, ["linear"])
                 request.parameters["numerics"].string_param = "fast"
                 call = infer(channel, request, metadata=[("authorization", f"Bearer {caller}")])
                 return arrays_of(call)["linear"], 0
 
             return ask
 
-        asks = [ask_as(BERT), ask_as(ANNA), ask_as(BERT), extracts(second, "cumsum-caller")]
+        asks = [ask_as(BERT), ask_as(ANNA), ask_as(BERT), extracts(second, "none-caller")]
         found = at_once(server, asks, [bert[0], anna[1], bert[1], bert[2]])
     assert found[3][1] == 5
-    assert is_close(found[1][0], expected("cumsum", anna[1]))
+    assert is_close(found[1][0], expected("none", anna[1]))
     assert is_close(
-        np.concatenate([found[2][0], found[3][0]]), expected("cumsum", np.concatenate([bert[1], bert[2]]))
+        np.concatenate([found[2][0], found[3][0]]), expected("none", np.concatenate([bert[1], bert[2]]))
     )
 
 
 def test_calls_of_a_gateway_are_merged_as_those_of_its_callers() -> None:
     """All of them come over one connection, from one peer."""
     access = GatewayAccess(key="of the cluster")
-    models = {"cumsum": hosted("cumsum", "caller")}
+    models = {"net": hosted("none", "caller")}
     with running_server(models=models, device="cpu", engine=ENGINE, gateway=access) as server:
         build_here(server)
-        ready(server, "cumsum", is_compiled=True)
+        ready(server, "net")
         with raw_channel(server.address) as channel:
 
             def forwarded(token: str | None) -> Ask:
@@ -260,7 +266,7 @@ def test_calls_of_a_gateway_are_merged_as_those_of_its_callers() -> None:
                 metadata += [("authorization", f"Bearer {token}")] if token else []
 
                 def ask(rows: Array) -> tuple[Array, int]:
-                    request = request_of("cumsum", {"x": rows}, ["linear"])
+                    request = request_of("net", {"x": rows}, ["linear"])
                     request.parameters["numerics"].string_param = "fast"
                     return arrays_of(infer(channel, request, metadata=metadata))["linear"], 0
 
@@ -270,21 +276,21 @@ def test_calls_of_a_gateway_are_merged_as_those_of_its_callers() -> None:
             given = [noise(1 + i % 3, WIDTH, seed=i) for i in range(6)]
             found = at_once(server, [forwarded(caller) for caller in callers], given)
     for index in (0, 2, 3, 5):
-        assert is_close(found[index][0], expected("cumsum", given[index]))
+        assert is_close(found[index][0], expected("none", given[index]))
     own = np.concatenate([found[1][0], found[4][0]])
-    assert is_close(own, expected("cumsum", np.concatenate([given[1], given[4]])))
+    assert is_close(own, expected("none", np.concatenate([given[1], given[4]])))
 
 
 def test_prepared_calls_are_merged_by_the_same_rule(tmp_path_factory: pytest.TempPathFactory) -> None:
     host = f"unix:{tmp_path_factory.mktemp('s')}/s"
-    models = {"cumsum": hosted("cumsum", "caller")}
+    models = {"net": hosted("none", "caller")}
     with running_server(models=models, device="cpu", engine=ENGINE, host=host) as server:
         build_here(server)
         address = server.app.rpc.address
         with trocar.connect(address, token=ANNA) as anna, trocar.connect(address, token=BERT) as bert:
             rows = noise(2, WIDTH)
             for _ in range(7):
-                anna.extract("cumsum", rows, "linear", numerics="fast")
+                anna.extract("net", rows, "linear", numerics="fast")
                 server.run(server.engine.compiled.settled)
             for variant in server.engine.compiled.variants():
                 variant.queue._most_rows = lambda: 64
@@ -292,7 +298,7 @@ def test_prepared_calls_are_merged_by_the_same_rule(tmp_path_factory: pytest.Tem
             with ExitStack() as stack:
 
                 def prepared(client: trocar.Client) -> Ask:
-                    made = stack.enter_context(client.prepare("cumsum", rows, "linear", numerics="fast"))
+                    made = stack.enter_context(client.prepare("net", rows, "linear", numerics="fast"))
 
                     def ask(batch: Array) -> tuple[Array, int]:
                         found = made(batch)
@@ -305,4 +311,4 @@ def test_prepared_calls_are_merged_by_the_same_rule(tmp_path_factory: pytest.Tem
     assert [count for _, count in found] == [2, 4, 4, 4, 4]
     for first, second in ((1, 3), (2, 4)):
         own = np.concatenate([found[first][0], found[second][0]])
-        assert is_close(own, expected("cumsum", np.concatenate([given[first], given[second]])))
+        assert is_close(own, expected("none", np.concatenate([given[first], given[second]])))

@@ -18,7 +18,7 @@ _BUILDER = ThreadPoolExecutor(1, "builder")
 def build_here(server: RunningServer) -> None:
     """Let a server build in this process, while its own thread waits: torch.export changes torch."""
 
-    server.engine.compiled.builder.build_apart = _builds_on(server.engine.owner)
+    server.engine.compiled.builder.build_apart = builds_on(server.engine.owner)
 
 
 def build_here_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +27,14 @@ def build_here_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def patched(self: VariantBuilder, owner: DeviceThread, *given: Any) -> None:
         construct(self, owner, *given)
-        self.build_apart = _builds_on(owner)
+        self.build_apart = builds_on(owner)
 
     monkeypatch.setattr(VariantBuilder, "__init__", patched)
 
 
-def _builds_on(owner: DeviceThread) -> Build:
+def builds_on(owner: DeviceThread) -> Build:
+    """Return what builds in this process, while the thread that computes waits."""
+
     async def build(job: Job) -> Built:
         return await owner.run(lambda: _BUILDER.submit(build_worker.build, job).result())
 

@@ -53,7 +53,7 @@ CHANGES: dict[str, Any] = {
     "inputs": {"x": {"dtype": "float32"}},
     "processor_folder": Path("/tokens"),
     "warm_variants": (WarmVariant(("first",), "bf16"),),
-    "merge": Merge.CALLER,
+    "merge": Merge.EVERYBODY,
 }
 OF_ENGINE = {"numerics": "bf16"}
 CODE = """

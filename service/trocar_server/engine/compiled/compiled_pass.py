@@ -174,32 +174,19 @@ def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready
 
 
 def _values(runner: Runner, ready: Sequence[_Ready], max_bytes: int) -> list[Mapping[str, torch.Tensor]]:
-    """Run the pass, merged where the values can be split again, and the memory of all is within the limit."""
+    """Run the pass, for all calls together where their memory is within the limit; see `merge_group`."""
     if not ready:
         return []
     with torch.inference_mode():
         if len(ready) == 1:
             return [runner.run(ready[0].given, ready[0].resolved.only_measured)]
-        if not all(_is_by_row(entry) for entry in ready):
-            return [runner.run(entry.given) for entry in ready]
         if sum(entry.memory_bytes for entry in ready) > max_bytes:
             return [runner.run(entry.given) for entry in ready]
         rows = [entry.rows for entry in ready]
         joined = [torch.cat(columns) for columns in zip(*(entry.arguments for entry in ready), strict=True)]
         together = runner.run(joined)
-        if any(value.dim() == 0 or value.shape[0] != sum(rows) for value in together.values()):
-            return [runner.run(entry.given) for entry in ready]
         parts = {name: value.split(rows) for name, value in together.items()}
         return [{name: found[i] for name, found in parts.items()} for i in range(len(rows))]
-
-
-def _is_by_row(entry: _Ready) -> bool:
-    """Whether the first dimension of every value of a call is as long as its batch.
-
-    Another dimension, of tokens for example, may by chance be as long as the group's rows together, which
-    would then be cut into parts that mix callers. It cannot be as long as each batch and as all of them.
-    """
-    return all((target.leaf.shape or ())[:1] == (entry.rows,) for target in entry.resolved.targets)
 
 
 def _finished(

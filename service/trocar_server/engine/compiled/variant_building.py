@@ -186,7 +186,7 @@ class VariantBuilder:
     def _use(self, variant: Variant, runner: Runner, event: str = "compiled pass in use") -> None:
         self.used_count += 1
         variant.state, variant.ways = State.READY, iter(())
-        self._log.info(event, **described(variant, runner))
+        self._log.info(event, **described(variant, runner), mixed_rows=variant.built.mixed_rows)
 
     async def check_again(self, variant: Variant, prepared: Prepared) -> None:
         """Compare a variant in use with eager again; reject it when it breaks its promise."""

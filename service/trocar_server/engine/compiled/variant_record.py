@@ -46,6 +46,7 @@ class VariantRecord(Record):
         engine: The backend that was accepted.
         numerics: The numerics of that backend's values.
         pairs: Batch norms that can be folded.
+        mixed_rows: Why calls may not share a pass; empty where rows are independent.
         files: The sha256 of each file beside the record, by name.
     """
 
@@ -57,6 +58,7 @@ class VariantRecord(Record):
     engine: str
     numerics: Numerics
     pairs: tuple[Pair, ...]
+    mixed_rows: str = Built.mixed_rows
     files: Mapping[str, str]
 
     @classmethod
@@ -100,6 +102,7 @@ class VariantRecord(Record):
             engine=used[0],
             numerics=used[1],
             pairs=built.pairs,
+            mixed_rows=built.mixed_rows,
             files={},
         )
 
@@ -126,7 +129,7 @@ class VariantRecord(Record):
     @property
     def built(self) -> Built:
         """The result of the build process, without what the accepted backend does not need."""
-        return Built(self.pairs, has_graph=bool(self.files))
+        return Built(self.pairs, has_graph=bool(self.files), mixed_rows=self.mixed_rows)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -188,7 +188,8 @@ class CompiledVariants:
         plan = prepared.plan
         try:
             execution = plan.execution
-            group = merge_group(variant.deployment.hosted.spec.merge, execution, variant.numerics)
+            setting, mixed = variant.deployment.hosted.spec.merge, variant.built.mixed_rows
+            group = merge_group(setting, execution, variant.numerics, mixed)
             found = await variant.queue.submit(
                 call, rows_of(plan), group=group, priority=execution.priority, deadline=deadline
             )

@@ -1,10 +1,11 @@
 """Merge group: the one place that decides which calls may share a pass.
 
 # Note: [Who may be merged]
-In a shared pass the rows of several calls stand in one batch. They are apart only if no operation of the
-model mixes rows, and no trial on examples proves that: company after a row is another case than company
-before it, and an LSTM over the rows of a batch reads all earlier ones. So the operator allows it for each
-model, and can allow it for calls of one principal only, who then sees no data but his own.
+In a shared pass the rows of several calls stand in one batch. They are apart only if no operator of the pass
+mixes rows. No trial on examples shows that, since company after a row is another case than company before it;
+so it is proved for each compiled pass, see Note: [Independent rows], and without a proof its calls run alone.
+The operator says whose calls may share a pass then: by default those of one principal, who sees no data but
+his own.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ class MergeGroup:
     principal: str | None
 
 
-def merge_group(setting: Merge, execution: Execution, numerics: Numerics) -> MergeGroup | None:
+def merge_group(
+    setting: Merge, execution: Execution, numerics: Numerics, mixed_rows: str
+) -> MergeGroup | None:
     """Return the merge group of the current call; None where it runs alone.
 
     Args:
@@ -34,8 +37,9 @@ def merge_group(setting: Merge, execution: Execution, numerics: Numerics) -> Mer
         execution: What the call says.
         numerics: Those of the compiled pass. In another batch size a row has other last bits, so exact calls
             are never merged.
+        mixed_rows: Why rows of the pass may depend on each other; empty where they do not.
     """
-    if setting is Merge.OFF or not execution.merge or numerics is Numerics.EXACT:
+    if mixed_rows or setting is Merge.OFF or not execution.merge or numerics is Numerics.EXACT:
         return None
     if setting is Merge.EVERYBODY:
         return MergeGroup(None)

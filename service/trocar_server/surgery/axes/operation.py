@@ -64,7 +64,7 @@ class Operation:
         self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         self.func, self._args, self._kwargs = func, args, kwargs
-        self.name = _name_of(func)
+        self.name = name_of(func)
         self.outputs = list(_tensors([result]))
         self.inputs = [*_tensors(args), *_tensors(kwargs.values())]
         self.mixed: list[Dim] = []
@@ -73,7 +73,7 @@ class Operation:
         """Return an argument by its name in the operator's schema; its default where it was left out."""
         if name in self._kwargs:
             return self._kwargs[name]
-        places, defaults = _arguments_of(self.func)
+        places, defaults = arguments_of(self.func)
         place = places.get(name)
         if place is None:
             return default
@@ -111,13 +111,15 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
 
 
 @lru_cache(4096)
-def _name_of(func: torch._ops.OpOverload) -> str:
+def name_of(func: torch._ops.OpOverload) -> str:
+    """Return the name of an operator, without overload and without the underscore of one in place."""
     name = func._schema.name.partition("::")[2]
     return name if name.startswith("_") and name.endswith("_") else name.removesuffix("_") or name
 
 
 @lru_cache(4096)
-def _arguments_of(func: torch._ops.OpOverload) -> tuple[dict[str, int], dict[str, Any]]:
+def arguments_of(func: torch._ops.OpOverload) -> tuple[dict[str, int], dict[str, Any]]:
+    """Return the places of an operator's arguments by name, and their defaults."""
     arguments = func._schema.arguments
     places = {argument.name: place for place, argument in enumerate(arguments)}
     return places, {argument.name: argument.default_value for argument in arguments}

@@ -8,20 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.servers.building import builds_on
 from tests.unit.engine.compiled.backends.nets import Words
-from tests.unit.engine.compiled.variant_calls import SIDE, Chunks, Photos, Shifts, TokensFirst
+from tests.unit.engine.compiled.variant_calls import SIDE, Chunks, Photos, Shifts, TokensFirst, Whole
 from trocar_server.config import EngineConfig, Limits
-from trocar_server.engine.compiled.backends.build_worker import Built, Job
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
 from trocar_server.models.spec import Merge
 
-SHAPES = {Chunks: (3,), Photos: (3, SIDE, SIDE), Shifts: (3,), TokensFirst: (4, 3), Words: (4,)}
-
-
-async def _nothing_built(_: Job) -> Built:
-    return Built()
+SHAPES = {Chunks: (3,), Photos: (3, SIDE, SIDE), Shifts: (3,), TokensFirst: (4, 3), Whole: (3,), Words: (4,)}
 
 
 @pytest.fixture
@@ -37,6 +33,6 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     owner.start()
     config = EngineConfig(compile_after=1, min_gain=0.0, openvino=False)
     found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
-    found.compiled.builder.build_apart = _nothing_built
+    found.compiled.builder.build_apart = builds_on(owner)
     yield found
     await asyncio.to_thread(owner.stop)

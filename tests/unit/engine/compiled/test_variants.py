@@ -146,16 +146,16 @@ async def test_a_group_without_memory_runs_eagerly_and_the_variant_stays(
 async def test_calls_whose_memory_adds_up_to_too_much_run_one_by_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, passes_that_fit: int, groups: list[int]
 ) -> None:
-    variant = await ready(engine, ROWS[:2], "block@-1")
-    needed = (await engine.checks.check(plan_of(ROWS[:2], "block@-1", FAST, "chunks"))).memory_bytes
+    variant = await ready(engine, ROWS[:2], "block", "whole")
+    needed = (await engine.checks.check(plan_of(ROWS[:2], "block", FAST, "whole"))).memory_bytes
     engine.limits = engine.limits.model_copy(update={"max_pass_bytes": passes_that_fit * needed})
     monkeypatch.setattr(variant.queue, "_most_rows", lambda: 32)
     sizes = seen_rows(variant, monkeypatch)
-    calls = [await prepared(engine, ROWS[i : i + 2]) for i in (0, 2)]
+    calls = [await prepared(engine, ROWS[i : i + 2], "block", model_id="whole") for i in (0, 2)]
     found = await asyncio.gather(*(engine.compiled.extract(variant, call, None, None) for call in calls))
     assert sizes == groups
     for maps, i in zip(found, (0, 2), strict=True):
-        expected = values(await ask(engine, ROWS[i : i + 2], execution=Execution()))
+        expected = values(await ask(engine, ROWS[i : i + 2], "block", Execution(), "whole"))
         np.testing.assert_allclose(values(maps)["value"], expected["value"], rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Who may share a pass: the operator's setting, the call's wish, the numerics, the principal."""
+"""Who may share a pass: a proof, the operator's setting, the call's wish, the numerics, the principal."""
 
 import asyncio
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 import trocar_server
 from trocar_server.caller import ANONYMOUS, set_principal
+from trocar_server.engine.compiled.backends.build_worker import Built
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import AS_USUAL, Execution
 from trocar_server.engine.schedule.merge_group import MergeGroup, merge_group
@@ -14,12 +15,16 @@ from trocar_server.models.spec import Merge
 
 
 async def group_of(
-    setting: Merge, principal: str | None, execution: Execution = AS_USUAL, numerics: str = "fast"
+    setting: Merge,
+    principal: str | None,
+    execution: Execution = AS_USUAL,
+    numerics: str = "fast",
+    mixed_rows: str = "",
 ) -> MergeGroup | None:
     async def call() -> MergeGroup | None:
         if principal is not None:
             set_principal(principal)
-        return merge_group(setting, execution, Numerics(numerics))
+        return merge_group(setting, execution, Numerics(numerics), mixed_rows)
 
     return await asyncio.create_task(call())
 
@@ -33,6 +38,12 @@ async def test_nobody_is_merged_where_it_is_off(principal: str | None) -> None:
 async def test_exact_calls_and_calls_that_refuse_run_alone(setting: Merge) -> None:
     assert await group_of(setting, "anna", numerics="exact") is None
     assert await group_of(setting, "anna", Execution(merge=False)) is None
+
+
+@pytest.mark.parametrize("setting", Merge)
+async def test_without_a_proof_calls_run_alone(setting: Merge) -> None:
+    assert await group_of(setting, "anna", mixed_rows="it goes along the rows") is None
+    assert await group_of(setting, "anna", mixed_rows=Built.mixed_rows) is None
 
 
 async def test_a_principal_is_merged_with_nobody_else() -> None:

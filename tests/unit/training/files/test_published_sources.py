@@ -140,7 +140,7 @@ EVERY: dict[str, Any] = {
     "inputs": {"x": {"dtype": "float32", "shape": ("batch", 3, 8, 8), "optional": True}},
     "processor_folder": Path("/tokens"),
     "warm_variants": (WarmVariant(("first",), "bf16"),),
-    "merge": Merge.CALLER,
+    "merge": Merge.EVERYBODY,
 }
 """Every field that a published model has from its base, not at its default."""
 OWN = {"model_id", "weights", "categories", "factory", "rebuilding"}
@@ -186,11 +186,17 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
         stages={"early": "first"},
     )
     assert replace(oldest, rebuilding=None) == expected
-    later = {"has_named_inputs": True, "processor": "/tokens", "merge": "caller", "inputs": {}, "dtype": ""}
+    later = {
+        "has_named_inputs": True,
+        "processor": "/tokens",
+        "merge": "everybody",
+        "inputs": {},
+        "dtype": "",
+    }
     kept["base"] |= later
     newer = model_spec(PublishedModel.model_validate(kept), Path("unused"), lambda *_: "")
     assert replace(newer, rebuilding=None) == replace(
-        expected, input_shape=None, processor_folder=Path("/tokens"), merge=Merge.CALLER
+        expected, input_shape=None, processor_folder=Path("/tokens"), merge=Merge.EVERYBODY
     )
 
 

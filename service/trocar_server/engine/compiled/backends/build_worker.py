@@ -13,7 +13,7 @@ import pickle
 import resource
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,13 @@ class Built:
         pairs: Batch norms that can be folded.
         has_graph: Whether there are files for OpenVINO.
         problem: The reason why not, in one line.
+        mixed_rows: The reason why calls may not share a pass, in one line; empty where rows are independent.
     """
 
     pairs: tuple[tuple[str, str], ...] = ()
     has_graph: bool = False
     problem: str = ""
+    mixed_rows: str = "the pass was not examined"
 
 
 def build(job: Job) -> Built:
@@ -68,17 +70,19 @@ def build(job: Job) -> Built:
 
     from trocar_server.engine.compiled.backends.conversion import convert
     from trocar_server.engine.compiled.backends.folding import find_pairs
+    from trocar_server.engine.compiled.backends.graph_tracing import why_rows_mix
     from trocar_server.models import load_model
 
     hosted = load_model(job.spec, torch.device("cpu"), job.data_dir)
     pairs = tuple(find_pairs(hosted.module))
+    mixed = why_rows_mix(hosted.module, job.recipe)
     if not job.with_openvino:
-        return Built(pairs)
+        return Built(pairs, mixed_rows=mixed)
     try:
         convert(hosted.module, job.recipe, job.folder)
     except Exception as error:  # noqa: BLE001 - torch.export and OpenVINO raise anything
-        return Built(pairs, problem=f"{type(error).__name__}: {first_line(error)}")
-    return Built(pairs, has_graph=True)
+        return Built(pairs, problem=f"{type(error).__name__}: {first_line(error)}", mixed_rows=mixed)
+    return Built(pairs, has_graph=True, mixed_rows=mixed)
 
 
 def _limit_itself() -> None:
@@ -108,7 +112,7 @@ def main() -> None:
     job: Job = pickle.load(sys.stdin.buffer)
     output, sys.stdout = sys.stdout, sys.stderr  # keep prints of libraries out of the result
     built = build(job)
-    json.dump({"pairs": built.pairs, "has_graph": built.has_graph, "problem": built.problem}, output)
+    json.dump(asdict(built), output)
     output.flush()  # at the exit Python flushes what is sys.stdout then
 
 

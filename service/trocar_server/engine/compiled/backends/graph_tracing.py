@@ -9,7 +9,9 @@ OpenVINO itself fails, as in `gather`, it may return the values of the pass befo
 models that take whole numbers and use such functions are not converted.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from trocar_server.engine.compiled.backends.not_finite import NotFinite, check_weights
 from trocar_server.engine.compiled.backends.recipe import Recipe
 from trocar_server.surgery import Collector, TapSession
+from trocar_server.surgery.rows.proof import why_mixed, why_other_alone
 
 _MOST_ROWS = 65_536
 _EXAMPLE_ROWS = 2  # from one row torch.export infers a constant batch size of one
@@ -33,10 +36,10 @@ class _TracedModule(nn.Module):
     that the wanted values depend on.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, has_doubts: bool) -> None:
         super().__init__()
         self.model = model
-        self._recipe = recipe
+        self._recipe, self._has_doubts = recipe, has_doubts
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the pass."""
@@ -44,11 +47,11 @@ class _TracedModule(nn.Module):
         args, kwargs = self._recipe.called(arguments)
         with (
             TapSession(self.model, self._recipe.targets, collector),
-            _Doubts(collector, self._recipe) as doubts,
+            _Doubts(collector, self._recipe) if self._has_doubts else nullcontext() as doubts,
         ):
             self.model(*args, **kwargs)
         values = tuple(_named(collector.values[name]) for name in self._recipe.names)
-        return (*values, torch.stack(doubts.all).sum()) if doubts.all else values
+        return (*values, torch.stack(doubts.all).sum()) if doubts and doubts.all else values
 
 
 def _named(value: torch.Tensor) -> torch.Tensor:
@@ -156,10 +159,32 @@ def trace(model: nn.Module, recipe: Recipe) -> ExportedProgram:
         Exception: Any error of torch.export on a model that it does not support.
     """
     check_weights(model)
-    arguments = tuple(spec.example(_EXAMPLE_ROWS) for spec in recipe.arguments)
+    return _traced(model, recipe, _EXAMPLE_ROWS, has_doubts=True)
+
+
+def why_rows_mix(model: nn.Module, recipe: Recipe) -> str:
+    """Return why rows of the wanted values may depend on each other; empty where it is proved that none does.
+
+    Args:
+        model: In eval mode; not changed, but hooked meanwhile.
+        recipe: The values wanted.
+    """
+    programs = []
+    for rows in (_EXAMPLE_ROWS, 1):
+        try:
+            program = _traced(model, recipe, rows, has_doubts=False)
+            programs.append(program.run_decompositions({}))  # writes become results, composites stay
+        except Exception as error:  # noqa: BLE001 - torch.export raises anything
+            return f"the pass cannot be traced for any number of rows: {type(error).__name__}"
+    return why_mixed(programs[0]) or why_other_alone(*programs)
+
+
+def _traced(model: nn.Module, recipe: Recipe, rows: int, *, has_doubts: bool) -> ExportedProgram:
+    """Export a pass, for any number of rows from an example with several, else for one."""
+    arguments = tuple(spec.example(rows) for spec in recipe.arguments)
     batch = Dim("batch", min=1, max=_MOST_ROWS)
-    shapes = {"arguments": tuple({0: batch} for _ in arguments)}
-    with torch.no_grad():
-        return torch.export.export(
-            _TracedModule(model, recipe).eval(), arguments, dynamic_shapes=shapes, strict=False
-        )
+    shapes = {"arguments": tuple({0: batch} for _ in arguments)} if rows > 1 else None
+    module = _TracedModule(model, recipe, has_doubts=has_doubts).eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
