@@ -142,7 +142,9 @@ class EventLog:
         while True:
             async with self._changed:
                 # At least the first number that is kept: below it a round would neither wait nor yield.
-                while self._next_to_show <= (number := max(number, self.first_number)) and not self._is_closed:
+                while (
+                    self._next_to_show <= (number := max(number, self.first_number)) and not self._is_closed
+                ):
                     await self._changed.wait()
             if self._next_to_show <= number:
                 if self._why_closed is not None:
