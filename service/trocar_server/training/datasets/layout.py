@@ -153,10 +153,12 @@ class DatasetLayout:
                 drop_unused(self.pooled(path.name))
 
     def drop_empty_folders(self, principal: str) -> None:
-        """Remove the folders of a principal without data."""
+        """Remove the folders of a principal without data; an upload is data also before its first shard."""
+        owner = self.owner(principal)
         with suppress(OSError):  # not empty
-            (self.owner(principal) / "shards").rmdir()
-            self.owner(principal).rmdir()
+            if [path.name for path in owner.iterdir()] == ["shards"]:
+                (owner / "shards").rmdir()
+                owner.rmdir()
 
 
 def sizes(records: Iterable[DatasetRecord]) -> dict[str, int]:

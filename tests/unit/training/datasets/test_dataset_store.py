@@ -153,6 +153,15 @@ def test_deleting_removes_what_nothing_else_uses(kept: DatasetStore, folder: Pat
     assert reason(lambda: kept.delete("alice", mine)) is ErrorReason.UNKNOWN_DATASET
 
 
+def test_an_upload_goes_on_after_another_data_set_was_deleted(kept: DatasetStore) -> None:
+    old = upload(kept, "alice", (FIRST, 4))
+    manifest = manifest_of((SECOND, 2))
+    begun = kept.begin("alice", manifest)
+    kept.delete("alice", old)
+    send(kept, "alice", begun.dataset_id, SECOND)
+    assert kept.commit("alice", begun.dataset_id).is_complete
+
+
 def test_servers_that_share_the_folder_change_it_one_at_a_time(
     kept: DatasetStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
