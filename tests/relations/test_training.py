@@ -1,7 +1,6 @@
 """Training on every way has equal bits: see `trainings.py`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -75,11 +74,16 @@ def test_a_way_fails_on_its_planted_fault(
     assert training(way, hosts, FAMILY, Random(0)).comparison.differences
 
 
-@pytest.mark.parametrize("way", KILLED)
-def test_a_kill_after_which_state_is_forgotten_is_noticed(way: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restartable]:
     planted = f"{planted_training.__name__}:{planted_training.plant_for_good.__name__}"
     with (
         server_processes(first=(trainings.__name__, planted)) as processes,
-        killable(tmp_path / "data", processes, (FAMILY,)) as hosts,
+        killable(tmp_path_factory.mktemp("data"), processes, (FAMILY,)) as hosts,
     ):
-        assert training(way, hosts, FAMILY, Random(0)).comparison.differences
+        yield hosts
+
+
+@pytest.mark.parametrize("way", KILLED)
+def test_a_kill_after_which_state_is_forgotten_is_noticed(forgetful: Restartable, way: str) -> None:
+    assert training(way, forgetful, FAMILY, Random(0)).comparison.differences
