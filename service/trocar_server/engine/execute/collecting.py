@@ -305,9 +305,9 @@ def _score(
     chosen = [values[target.name] for target in scoring.values]
     padding = Padding.of(arguments) if scoring.objective.has_reductions else NO_PADDING
     layouts = [target.layout for target in scoring.values]
-    masks = [padding.of_value(target.name, values[target.name], target.layout) for target in scoring.values]
+    owns = [padding.own(target.name, values[target.name], target.layout) for target in scoring.values]
     return objective_value(
-        scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, masks, layouts
+        scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, owns, layouts
     )
 
 

@@ -25,13 +25,14 @@ from trocar_server.errors import ServiceError, first_line
 from trocar_server.surgery.axes.layout import Layout, channel_dim_of, samples_dim_of
 from trocar_server.tensors.losses import LOSSES
 from trocar_server.tensors.reductions import reduce_value
+from trocar_server.tensors.reductions.padding import Own
 from trocar_server.tensors.stats.statistic import default_channel_dim
 
 GradientOf = Callable[[torch.Tensor, str], torch.Tensor]
 """Returns the differentiable gradient of a number with respect to the value of this name."""
 
-Scored = tuple[torch.Tensor, torch.Tensor | None, Layout | None]
-"""A value, its mask of padding, None without padding, and its layout, None where that is not known."""
+Scored = tuple[torch.Tensor, Own | None, Layout | None]
+"""A value, which positions are no padding, None without padding, and its layout, None if it is not known."""
 
 IGNORED_LABEL = -100
 """The label that `cross_entropy` and `nll_loss` ignore."""
@@ -43,7 +44,7 @@ def objective_value(
     labels: Sequence[torch.Tensor],
     anchors: Sequence[str] = (),
     gradient: GradientOf | None = None,
-    masks: Sequence[torch.Tensor | None] | None = None,
+    owns: Sequence[Own | None] | None = None,
     layouts: Sequence[Layout | None] | None = None,
 ) -> torch.Tensor:
     """Return the number of an objective.
@@ -54,15 +55,15 @@ def objective_value(
         labels: The tensors of `Objective.operands`, in order.
         anchors: The names of the values of its penalties, in order.
         gradient: Computes the penalties' gradients.
-        masks: For each value, its mask of padding, None without padding; None if no value has one. See
-            Note: [Padding].
+        owns: For each value, which positions are no padding, None without padding; None if no value has any.
+            See Note: [Padding].
         layouts: For each value, its layout, None where that is not known; None if no value has one.
 
     Raises:
         ServiceError: `OBJECTIVE_OUT_OF_RANGE` or `OBJECTIVE_REJECTED`.
     """
     nothing = [None] * len(values)
-    scored = zip(values, masks or nothing, layouts or nothing, strict=True)
+    scored = zip(values, owns or nothing, layouts or nothing, strict=True)
     return _sum(objective, scored, iter(labels), iter(anchors), gradient)
 
 
@@ -110,7 +111,7 @@ def _class_score(score: ClassScore, value: torch.Tensor, layout: Layout | None) 
         )
     known = channel_dim_of(layout, None)
     dim = default_channel_dim(value.dim()) if known is None else known
-    if dim == 0 or samples_dim_of(layout):
+    if dim == 0 or samples_dim_of(layout) != 0:
         raise _rejected("class scores need samples in the first dimension and classes in another one")
     batch, count = value.shape[0], value.shape[dim]
     check_classes(score.classes, batch, count)
@@ -139,15 +140,15 @@ def check_classes(classes: Sequence[int], batch: int, count: int) -> None:
 
 
 def _value_score(
-    score: ValueScore, value: torch.Tensor, mask: torch.Tensor | None, layout: Layout | None
+    score: ValueScore, value: torch.Tensor, own: Own | None, layout: Layout | None
 ) -> torch.Tensor:
     if score.reductions:
         channels = channel_dim_of(layout, score.channel_dim)
         samples = samples_dim_of(layout)
-        reduced = reduce_value(value, score.reductions, channels, mask=mask, samples_dim=samples)
+        reduced = reduce_value(value, score.reductions, channels, own=own, samples_dim=samples)
         # Padding that reductions leave in the value counts, as it does without them; filling is no element.
-        is_filled = reduced.mask is not None and reduced.is_filled
-        value = reduced.value[reduced.mask] if is_filled else reduced.value
+        is_filled = reduced.own is not None and reduced.is_filled
+        value = reduced.own.elements(reduced.value) if reduced.own and is_filled else reduced.value
     functions: dict[ElementFunction, Callable[[torch.Tensor], torch.Tensor]] = {
         ElementFunction.IDENTITY: lambda x: x,
         ElementFunction.SQUARE: torch.square,

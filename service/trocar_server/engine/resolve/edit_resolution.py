@@ -20,7 +20,7 @@ from trocar_server.surgery import (
     parse_selector,
     resolve,
 )
-from trocar_server.surgery.axes.layout import channel_dim_of
+from trocar_server.surgery.axes.layout import channel_dim_of, samples_dim_of
 from trocar_server.surgery.recording.recording import ModuleCall
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.surgery.selectors.selectors import SINK
@@ -185,8 +185,7 @@ def _laid_out(request: EditRequest, target: Target) -> EditRequest:
     if layout is None:
         return request
     channels = channel_dim_of(layout, edit.channel_dim)
-    samples = edit.samples_dim if layout.batch is None else layout.batch
-    return replace(request, edit=replace(edit, channel_dim=channels, samples_dim=samples))
+    return replace(request, edit=replace(edit, channel_dim=channels, samples_dim=samples_dim_of(layout)))
 
 
 def _signature(leaf: Leaf) -> tuple[tuple[int, ...], torch.dtype]:

@@ -61,8 +61,8 @@ class TapTarget:
         return () if layout is None or self.tap.reductions else layout.axes
 
     @property
-    def samples_dim(self) -> int:
-        """The dimension of the samples; the first one where that is not known."""
+    def samples_dim(self) -> int | None:
+        """The dimension of the samples; the first one where that is not known, None where there is none."""
         return samples_dim_of(self.target.layout)
 
     @cached_property
@@ -120,6 +120,8 @@ class TapTarget:
         tap, rank = self.tap, len(self.leaf.shape or ())
         if tap.scope is not Scope.CHANNEL and Statistic.ARGMAX_CHANNEL not in tap.statistics:
             return None
+        if tap.reductions:
+            return self.reduced.channel_dim
         dim = default_channel_dim(rank) if tap.channel_dim is None else tap.channel_dim
         return dim % max(rank, 1)
 
@@ -135,7 +137,8 @@ class TapTarget:
     @property
     def _moved_dim(self) -> int:
         """The dimension of samples that statistics need first; 0 where nothing moves."""
-        return self.samples_dim if self.tap.scope is Scope.SAMPLE and not self.tap.reductions else 0
+        is_moved = self.tap.scope is Scope.SAMPLE and not self.tap.reductions
+        return (self.samples_dim or 0) if is_moved else 0
 
     def accumulator(self) -> Accumulator:
         """Return the accumulator of its values: over one pass, or over many.
@@ -151,9 +154,11 @@ class TapTarget:
         """The channel dimension for statistics; None for the default of the rank.
 
         Raises:
-            ServiceError: `REDUCTION_REJECTED`, the reductions left no dimension for the scope.
+            ServiceError: `REDUCTION_REJECTED`, there is no dimension for the scope.
         """
         if not self.tap.reductions:
+            if self.tap.scope is Scope.SAMPLE and self.samples_dim is None:
+                raise _no_samples(self.target)
             dim, moved = self.tap.channel_dim, self._moved_dim
             return dim if dim is None or dim < 0 or dim >= moved else dim + 1
         is_lost = {
@@ -216,6 +221,15 @@ class Output:
     def byte_count(self) -> int:
         """Bytes of its values in the reply."""
         return math.prod(self.shape) * self.dtype.itemsize if self.has_values and self.dtype else 0
+
+
+def _no_samples(target: Target) -> ServiceError:
+    axes = ", ".join(name or "-" for name in (() if target.layout is None else target.layout.axes))
+    return ServiceError(
+        ErrorReason.REDUCTION_REJECTED,
+        f"no dimension of the value has samples: it is ({axes}), the same for all samples; use over='all' or "
+        "over='channel'",
+    )
 
 
 def companion_output(main: Output, role: str, shape: tuple[int, ...], dtype: torch.dtype) -> Output:

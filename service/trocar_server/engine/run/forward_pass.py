@@ -266,11 +266,12 @@ def _taken(target: TapTarget, reduced: Reduced, own: Own | None) -> Accumulator 
     if not target.tap.statistics:
         return None
     accumulator, by_sample = target.accumulator(), target.tap.scope is Scope.SAMPLE
-    if own is None or own.dims == (0, 1) or target.tap.reductions:
-        parts = unpadded(target.samples_first(reduced.value), reduced.mask, by_sample=by_sample)
+    own = reduced.own if target.tap.reductions else own
+    if own is None or own.is_leading:
+        mask = None if own is None or target.channels_needed in own.dims else own.mask
+        parts = unpadded(target.samples_first(reduced.value), mask, by_sample=by_sample)
     else:
-        dim = target.channels_needed
-        place = target.statistics_dim
+        dim, place = target.channels_needed, target.statistics_dim
         parts = own.parts(reduced.value, dim, (dim or 0) if place is None else place, by_sample=by_sample)
     for part in parts:
         accumulator.update(part)
@@ -315,14 +316,11 @@ def covariance_map(main: Output, matrix: torch.Tensor) -> FeatureMap:
 def _reduced(
     target: TapTarget, value: torch.Tensor, operands: Operands, guard: PassGuard, own: Own | None
 ) -> Reduced:
-    tap, mask = target.tap, None if own is None else own.of_first_two()
+    tap = target.tap
     if not (tap.reductions or tap.cast):
-        is_behind = tap.channel_dim is None or tap.channel_dim % value.ndim > 1
-        return Reduced(value, mask=mask if is_behind else None)
+        return Reduced(value)
     tensors = operands[target.tap_index] if operands else ()
-    return reduce_value(
-        value, tap.reductions, tap.channel_dim, tensors, guard.check, mask, target.samples_dim
-    )
+    return reduce_value(value, tap.reductions, tap.channel_dim, tensors, guard.check, own, target.samples_dim)
 
 
 def _bytes_of(name: str, value: torch.Tensor) -> Payload:

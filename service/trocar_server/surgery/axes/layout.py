@@ -294,9 +294,12 @@ def class_dim_of(layout: Layout | None, rank: int) -> int | None:
     return layout.dim_of(CHANNELS) if known and layout is not None else None
 
 
-def samples_dim_of(layout: Layout | None) -> int:
-    """Return the dimension of the samples; the first one where that is not known."""
-    return 0 if layout is None or layout.batch is None else layout.batch
+def samples_dim_of(layout: Layout | None) -> int | None:
+    """Return the dimension of the samples: the first where that is not known, None where there is none."""
+    if layout is None or layout.batch is not None:
+        return 0 if layout is None else layout.batch
+    names = {part for name in layout.axes for part in name.split("*")}
+    return None if layout.is_known and not names & {BATCH, IMAGES} else 0
 
 
 @dataclass(frozen=True)

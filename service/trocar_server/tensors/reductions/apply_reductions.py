@@ -8,6 +8,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.reductions import linear, pooling, selecting
+from trocar_server.tensors.reductions.padding import Own
 from trocar_server.tensors.reductions.reduction import (
     Crop,
     Gram,
@@ -46,8 +47,8 @@ class Reduced:
     channel_dim: int | None = None
     has_samples: bool = True
     extra_bytes: int = 0
-    mask: torch.Tensor | None = None
-    """Which tokens of the result are no padding; None where all count. See Note: [Padding]."""
+    own: Own | None = None
+    """Which positions of the result are no padding; None where all count. See Note: [Padding]."""
     is_filled: bool = False
     """Whether the mask is of filling: places that hold no element of the input."""
 
@@ -77,8 +78,8 @@ def reduce_value(
     channel_dim: int | None = None,
     operands: Sequence[torch.Tensor] = (),
     check: Callable[[], None] = lambda: None,
-    mask: torch.Tensor | None = None,
-    samples_dim: int = 0,
+    own: Own | None = None,
+    samples_dim: int | None = 0,
 ) -> Reduced:
     """Apply reductions in order.
 
@@ -91,8 +92,9 @@ def reduce_value(
             last of rank 3, otherwise 1. See Note: [Channel dimension through reductions].
         operands: The tensors of `operand_specs(reductions)`, in order, on any device.
         check: Called between steps; raises to stop.
-        mask: Of (batch, tokens, width): bool (batch, tokens), false for padding. See Note: [Padding].
-        samples_dim: The dimension of the samples; reductions that need them need it to be the first.
+        own: Which positions are no padding; None where all are. See Note: [Padding].
+        samples_dim: The dimension of the samples; None where there is none. Reductions of each sample move it
+            to the front.
 
     Raises:
         ServiceError: `REDUCTION_REJECTED`, a reduction does not fit.
@@ -102,13 +104,13 @@ def reduce_value(
     _check_operands(reductions, operands)
     if reductions and (value.layout is not torch.strided or value.is_quantized):
         raise rejected(value, reductions[0], "only dense values can be reduced; leave the reductions out")
-    stage = Stage.of(value, channel_dim, mask, samples_dim)
+    stage = Stage.of(value, channel_dim, own, samples_dim)
     extra_bytes = used = held_bytes = 0
     for reduction in reductions:
         check()
-        own = operands[used : used + len(operand_specs([reduction]))]
-        stage = _apply(stage, reduction, own, check)
-        used += len(own)
+        taken = operands[used : used + len(operand_specs([reduction]))]
+        stage = _apply(stage, reduction, taken, check)
+        used += len(taken)
         extra_bytes = max(extra_bytes, held_bytes + stage.workspace_bytes + stage.byte_count)
         held_bytes = stage.byte_count
     return Reduced(
@@ -117,7 +119,7 @@ def reduce_value(
         stage.channel_dim,
         stage.has_samples,
         extra_bytes,
-        stage.mask,
+        None if stage.mask is None else Own(stage.mask_dims, stage.mask),
         stage.is_filled,
     )
 
@@ -127,7 +129,7 @@ def reduced_signature(
     dtype: torch.dtype,
     reductions: Sequence[Reduction],
     channel_dim: int | None = None,
-    samples_dim: int = 0,
+    samples_dim: int | None = 0,
 ) -> Reduced:
     """Infer the result of reductions for a signature: tensors on the meta device, nothing allocated.
 

@@ -34,7 +34,7 @@ def gram(stage: Stage, wanted: Gram) -> Stage:
         ServiceError: `REDUCTION_REJECTED`, not floats, no samples or no channels.
     """
     stage.need_floats(wanted)
-    stage.need_samples(wanted)
+    stage = stage.need_samples(wanted)
     channel_dim = stage.need_channels(wanted)
     batch, channels = stage.shape[0], stage.shape[channel_dim]
     positions = math.prod(stage.shape[1:channel_dim] + stage.shape[channel_dim + 1 :])
@@ -45,15 +45,16 @@ def gram(stage: Stage, wanted: Gram) -> Stage:
     def work() -> torch.Tensor:
         features = stage.value.movedim(channel_dim, 1).reshape(batch, channels, positions).to(dtype)
         count: int | torch.Tensor = positions
-        if stage.mask is not None:
-            own = stage.mask.reshape(batch, 1, positions)  # (batch,) where an index dropped the tokens
+        if stage.own is not None:
+            sizes = (*stage.shape[:channel_dim], 1, *stage.shape[channel_dim + 1 :])
+            own = stage.own.expand(sizes).reshape(batch, 1, positions)
             features = features.where(own, 0)
             count = own.sum(2, keepdim=True)
         products = torch.bmm(features, features.mT)
         return products / count if wanted.is_normalized else products
 
     workspace_bytes = stage.byte_count + (stage.value.numel() + math.prod(shape)) * dtype.itemsize
-    return Stage(stage.compute(shape, dtype, work), True, 2, workspace_bytes)
+    return Stage(stage.compute(shape, dtype, work), 0, 2, workspace_bytes)
 
 
 def project(stage: Stage, wanted: Projection, check: Callable[[], None]) -> Stage:
@@ -76,7 +77,7 @@ def project(stage: Stage, wanted: Projection, check: Callable[[], None]) -> Stag
         ServiceError: `REDUCTION_REJECTED`, not floats, no samples, or too large a matrix.
     """
     stage.need_floats(wanted)
-    stage.need_samples(wanted)
+    stage = stage.need_samples(wanted)
     batch, features = stage.shape[0], math.prod(stage.shape[1:])
     count = wanted.component_count
     if features * count > MAX_PROJECTION_ELEMENTS:
@@ -99,7 +100,7 @@ def project(stage: Stage, wanted: Projection, check: Callable[[], None]) -> Stag
 
     height = min(rows + _DRAWN_TOGETHER, features)
     workspace_bytes = stage.byte_count + _FLOAT32_BYTES * height * (3 * count + batch)
-    return Stage(stage.compute((batch, count), torch.float32, work), True, 1, workspace_bytes)
+    return Stage(stage.compute((batch, count), torch.float32, work), 0, 1, workspace_bytes)
 
 
 def block_rows(component_count: int, block_elements: int = BLOCK_ELEMENTS) -> int:
@@ -145,11 +146,11 @@ def principal_components(stage: Stage, wanted: Pca, operands: Sequence[torch.Ten
 
     def work() -> torch.Tensor:
         components, *mean = (tensor.to(stage.value.device, dtype) for tensor in operands)
-        last = stage.value.movedim(channel_dim, -1).to(dtype)
+        last = stage.value.to(dtype)
         return (last - mean[0] if mean else last) @ components.T
 
     operand_count = sum(tensor.numel() for tensor in operands)
     workspace_bytes = (3 * stage.value.numel() + operand_count) * dtype.itemsize
-    scores = stage.to(stage.compute(shape, dtype, work), workspace_bytes)
-    has_samples = stage.has_samples and channel_dim != 0
-    return replace(scores, has_samples=has_samples, channel_dim=len(shape) - 1)
+    rest = [dim for dim in range(len(shape)) if dim != channel_dim]
+    stage = stage.ordered([*rest, channel_dim])
+    return replace(stage.to(stage.compute(shape, dtype, work), workspace_bytes), channel_dim=len(shape) - 1)

@@ -1,14 +1,14 @@
 """Padding mask: which tokens of a padded batch are a sample's own.
 
     padding = Padding.of({"attention_mask": mask})
-    padding.of_value("encoder.layer.3", value, layout)   # bool (batch, tokens), or None without padding
+    padding.own("encoder.layer.3", value, layout).mask    # bool (batch, tokens); None without padding
 
 # Note: [Padding]
 Statistics, pools, Gram matrices and a top-k leave padding out: a sample's numbers are then those that it has
 alone. Which dimension has the positions of a masked argument, and how they were made from these, is what the
 value's layout says: a class token before them is a sample's own, frames of sound are as many as the samples
 of the text alone would have given. Values of which nothing is known have the mask whose shape theirs begins
-with. Statistics leave padding out of every value, reductions out of (batch, tokens, width). The sum, mean or
+with. The sum, mean or
 norm of an objective is over all elements that its reductions leave, padding among them, as it is without
 reductions; only filling, which is no element of the value, does not count.
 """
@@ -99,35 +99,28 @@ class Padding:
         pairs = zip(layout.axes, value.shape, strict=True)
         return any(name == "?" and size in lengths for name, size in pairs)
 
-    def of_value(self, selector: str, value: torch.Tensor, layout: Layout | None) -> torch.Tensor | None:
-        """Return the mask of a module's value (batch, tokens, ...), or (tokens, batch, ...).
-
-        None for values of other dimensions: their reductions count padding. Arguments and errors as of `own`.
-
-        Returns:
-            Bool, of the value's first two dimensions.
-        """
-        own = self.own(selector, value, layout)
-        return None if own is None else own.of_first_two()
-
 
 @dataclass(frozen=True)
 class Own:
     """Which positions of a value are a sample's own.
 
     Attributes:
-        dims: Dimensions of the value: of the samples, then those with positions.
+        dims: Dimensions of the value: of the samples, then those with positions. Behind reductions in
+            ascending order, and without those that an index dropped.
         mask: Bool, of these dimensions in this order.
     """
 
     dims: tuple[int, ...]
     mask: torch.Tensor
 
-    def of_first_two(self) -> torch.Tensor | None:
-        """Return the mask of the value's first two dimensions; None where it is of others."""
-        if set(self.dims) != {0, 1}:
-            return None
-        return self.mask if self.dims == (0, 1) else self.mask.T
+    @property
+    def is_leading(self) -> bool:
+        """Whether the mask's dimensions are the value's first ones, in order."""
+        return self.dims == tuple(range(len(self.dims)))
+
+    def elements(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value's own elements, with the dimensions of the mask as one, the first."""
+        return value.movedim(self.dims, tuple(range(len(self.dims))))[self.mask]
 
     def parts(
         self, value: torch.Tensor, channel_dim: int | None, place: int, *, by_sample: bool

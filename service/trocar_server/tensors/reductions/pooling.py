@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from trocar_server.tensors.reductions.padding import unpadded
 from trocar_server.tensors.reductions.reduction import Pool, PoolKind
 from trocar_server.tensors.reductions.reduction_stage import HALVES, ORDERED, Stage
 
@@ -41,8 +40,9 @@ def pool(stage: Stage, wanted: Pool) -> Stage:
             are not floats (`max` without a size takes integers and bool, too).
     """
     if wanted.kind in (PoolKind.CLS, PoolKind.LAST):
-        return _one_token(stage, wanted)
+        return _one_token(stage.of_tokens(wanted), wanted)
     _check_dtype(stage, wanted)
+    stage = stage.need_samples(wanted)
     positions = _positions(stage, wanted)
     return (
         _pool_to_size(stage, wanted, len(positions)) if wanted.size else _pool_all(stage, wanted, positions)
@@ -50,18 +50,17 @@ def pool(stage: Stage, wanted: Pool) -> Stage:
 
 
 def _one_token(stage: Stage, wanted: Pool) -> Stage:
-    """Select the first or the last token of each sample that is no padding."""
-    dim = stage.need_tokens(wanted)
-    if stage.shape[dim] == 0:
+    """Select the first or the last token of each sample that is no padding, of (batch, tokens, width)."""
+    if stage.shape[1] == 0:
         raise stage.refuse(wanted, "it has no tokens; leave the pool out")
     is_last = wanted.kind is PoolKind.LAST
     if stage.mask is None:
-        return Stage(stage.value.select(dim, -1 if is_last else 0), has_samples=True, channel_dim=1)
+        return Stage(stage.value.select(1, -1 if is_last else 0), 0, 1)
     kept = stage.mask.flip(1) if is_last else stage.mask
     places = kept.to(torch.uint8).argmax(1)  # the first of the ones (torch 2.14)
     places = kept.shape[1] - 1 - places if is_last else places
     rows = torch.arange(len(places), device=places.device)
-    return Stage(stage.value[rows, places], has_samples=True, channel_dim=1)
+    return Stage(stage.value[rows, places], 0, 1)
 
 
 def _check_dtype(stage: Stage, wanted: Pool) -> None:
@@ -72,7 +71,6 @@ def _check_dtype(stage: Stage, wanted: Pool) -> None:
 
 
 def _positions(stage: Stage, wanted: Pool) -> tuple[int, ...]:
-    stage.need_samples(wanted)
     channels = stage.need_channels(wanted)
     dims = tuple(dim for dim in range(1, len(stage.shape)) if dim != channels)
     if not dims:
@@ -89,8 +87,8 @@ def _pool_all(stage: Stage, wanted: Pool, positions: tuple[int, ...]) -> Stage:
     shape = (stage.shape[0], stage.shape[stage.need_channels(wanted)])
 
     def work() -> torch.Tensor:
-        if stage.mask is not None:
-            return _pool_tokens(value, stage.mask, wanted)
+        if stage.own is not None:
+            return _pool_own_positions(stage, stage.own, wanted, positions)
         if kind is PoolKind.MAX:
             return value.amax(positions)
         if kind is PoolKind.AVG:
@@ -99,18 +97,22 @@ def _pool_all(stage: Stage, wanted: Pool, positions: tuple[int, ...]) -> Stage:
 
     workspace_bytes = _gem_bytes(stage, shape) if kind is PoolKind.GEM else 0
     pooled = stage.compute(shape, value.dtype, work)
-    return Stage(pooled, has_samples=True, channel_dim=1, workspace_bytes=workspace_bytes)
+    return Stage(pooled, 0, 1, workspace_bytes)
 
 
-def _pool_tokens(value: torch.Tensor, mask: torch.Tensor, wanted: Pool) -> torch.Tensor:
-    """Pool the tokens that are no padding; of a sample that is all padding to NaN, or the smallest value."""
-    kept = mask[:, :, None]
+def _pool_own_positions(
+    stage: Stage, own: torch.Tensor, wanted: Pool, positions: tuple[int, ...]
+) -> torch.Tensor:
+    """Pool the positions that are no padding; where all are padding to NaN, or the smallest value."""
+    value = stage.value
     if wanted.kind is PoolKind.MAX:
-        return value.masked_fill(~kept, _smallest(value.dtype)).amax(1)
+        return value.masked_fill(~own, _smallest(value.dtype)).amax(positions)
+    whole = math.prod(value.shape[dim] for dim in positions if own.shape[dim] == 1)
+    counts = own.sum(positions) * whole  # (batch, 1): the channels are no dimension of the mask
 
     def mean(powers: torch.Tensor) -> torch.Tensor:
         wide = powers.float() if powers.dtype in HALVES else powers
-        return (wide.where(kept, 0).sum(1) / mask.sum(1)[:, None]).to(powers.dtype)
+        return (wide.where(own, 0).sum(positions) / counts).to(powers.dtype)
 
     return mean(value) if wanted.kind is PoolKind.AVG else _gem(value, wanted.power, mean)
 
@@ -134,7 +136,8 @@ def _pool_to_size(stage: Stage, wanted: Pool, rank: int) -> Stage:
     workspace_bytes = stage.byte_count  # for moving the channels, where needed
     workspace_bytes += _gem_bytes(stage, shape) if wanted.kind is PoolKind.GEM else 0
     workspace_bytes += math.prod(shape) * _INT64_BYTES if wanted.kind is PoolKind.MAX else 0  # positions, too
-    return replace(stage.to(pooled.movedim(1, channels), workspace_bytes), mask=None, is_filled=False)
+    pooled = pooled.movedim(1, channels)
+    return replace(stage.to(pooled, workspace_bytes), mask=None, mask_dims=(), is_filled=False)
 
 
 def _sized(stage: Stage, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
@@ -142,15 +145,27 @@ def _sized(stage: Stage, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
     moved = stage.value.movedim(stage.need_channels(wanted), 1)
     if not moved.numel():  # no sample or no channel; torch's max pools reject the latter
         return moved.new_empty((*moved.shape[:2], *size))
-    if stage.mask is None:
+    if stage.own is None:
         return _adaptive(moved, wanted, size)
-    own = unpadded(stage.value, stage.mask, by_sample=True)
-    return torch.cat([_pool_own(tokens.mT, wanted, size) for tokens in own])
+    channels = stage.need_channels(wanted)
+    pairs = zip(stage.value, stage.own, strict=True)
+    return torch.cat(
+        [_pool_own(_cropped(value, own).movedim(channels - 1, 0)[None], wanted, size) for value, own in pairs]
+    )
+
+
+def _cropped(value: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return one sample's own positions: of its mask each dimension is one for itself."""
+    for dim in range(own.ndim):
+        if own.shape[dim] > 1 or value.shape[dim] == 1:
+            others = [other for other in range(own.ndim) if other != dim]
+            value = value[(slice(None),) * dim + (own.amax(others) if others else own,)]
+    return value
 
 
 def _pool_own(value: torch.Tensor, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
-    """Pool one sample's own tokens, (1, width, tokens); if there are none, as `_pool_tokens` does."""
-    if value.shape[-1]:
+    """Pool one sample's own positions, (1, channels, ...); without one as `_pool_own_positions` does."""
+    if value.numel():
         return _adaptive(value, wanted, size)
     nothing = _smallest(value.dtype) if wanted.kind is PoolKind.MAX else math.nan
     return value.new_full((*value.shape[:2], *size), nothing)

@@ -3,7 +3,8 @@
 Note: [Channel dimension through reductions]
     The meaning of dimensions is decided once, on the value as the model returned it, by its layout or the
     tap's `channel_dim`. Where nothing is known, dimension 0 is the samples; the channels are the last
-    dimension of rank 3, otherwise dimension 1. Reductions that drop or move dimensions keep track: of
+    dimension of rank 3, otherwise dimension 1. Reductions of each sample move the samples to the front,
+    where they are behind other dimensions. Reductions that drop or move dimensions keep track: of
     (batch, channels, height, width) `[:, :, 0]` leaves (batch, channels, width), whose channels are still
     dimension 1, though its rank is 3.
     Where an integer of an index drops the samples or the channels, reductions that need them are rejected.
@@ -17,6 +18,7 @@ import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.tensors.reductions.padding import Own
 from trocar_server.tensors.reductions.reduction import dtype_name
 from trocar_server.tensors.stats.statistic import default_channel_dim
 
@@ -35,21 +37,23 @@ class Stage:
 
     Attributes:
         value: The value; on the meta device it has only a signature.
-        has_samples: Whether dimension 0 is the samples.
+        samples_dim: The dimension of the samples, from 0; None where there is none.
         channel_dim: The dimension of the channels, from 0; None where there is none.
         workspace_bytes: Bytes of temporaries that computing it needed, besides input and result.
         companions: Further results, by role.
-        mask: Of (batch, tokens, width) with padding: which tokens are a sample's own. Its dimensions are the
-            value's first ones: without a samples or tokens dimension it lacks it, too. See Note: [Padding].
+        mask: Of a value with padding: which positions are a sample's own. Without a dimension that an index
+            dropped it lacks it, too. See Note: [Padding].
+        mask_dims: The dimensions of the value that the mask has, in ascending order.
         is_filled: Whether the mask is of filling: places that hold no element of the original value.
     """
 
     value: torch.Tensor
-    has_samples: bool
+    samples_dim: int | None
     channel_dim: int | None
     workspace_bytes: int = 0
     companions: dict[str, torch.Tensor] = field(default_factory=dict)
     mask: torch.Tensor | None = None
+    mask_dims: tuple[int, ...] = ()
     is_filled: bool = False
 
     @classmethod
@@ -57,16 +61,49 @@ class Stage:
         cls,
         value: torch.Tensor,
         channel_dim: int | None = None,
-        mask: torch.Tensor | None = None,
-        samples_dim: int = 0,
+        own: Own | None = None,
+        samples_dim: int | None = 0,
     ) -> "Stage":
         """Return the first stage; see Note: [Channel dimension through reductions]."""
         rank = value.ndim
         wanted = default_channel_dim(rank) if channel_dim is None else channel_dim
         channels = wanted % rank if -rank <= wanted < rank else None
-        own = mask if rank == 3 and channels == 2 else None
-        has_samples = rank > 0 and samples_dim == 0 and channels != 0
-        return cls(value, has_samples=has_samples, channel_dim=channels, mask=own)
+        has_samples = samples_dim is not None and samples_dim < rank and samples_dim != channels
+        stage = cls(value, samples_dim if has_samples else None, channels)
+        if own is None or channels in own.dims:
+            return stage
+        order = sorted(range(len(own.dims)), key=own.dims.__getitem__)
+        return replace(stage, mask=own.mask.permute(order), mask_dims=tuple(sorted(own.dims)))
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether dimension 0 is the samples."""
+        return self.samples_dim == 0
+
+    @property
+    def own(self) -> torch.Tensor | None:
+        """The mask with as many dimensions as the value, to be broadcast to it; None without a mask."""
+        if self.mask is None:
+            return None
+        sizes = dict(zip(self.mask_dims, self.mask.shape, strict=True))
+        return self.mask.reshape([sizes.get(dim, 1) for dim in range(self.value.ndim)])
+
+    def ordered(self, dims: Sequence[int]) -> "Stage":
+        """Return the stage with its dimensions in another order."""
+        order = tuple(dims)
+        if order == tuple(range(len(order))):
+            return self
+        places = {dim: place for place, dim in enumerate(order)}
+        moved = sorted(self.mask_dims, key=places.__getitem__)
+        mask = None if self.mask is None else self.mask.permute([self.mask_dims.index(dim) for dim in moved])
+        return replace(
+            self,
+            value=self.value.permute(order),
+            samples_dim=None if self.samples_dim is None else places[self.samples_dim],
+            channel_dim=None if self.channel_dim is None else places[self.channel_dim],
+            mask=mask,
+            mask_dims=tuple(places[dim] for dim in moved),
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,30 +157,47 @@ class Stage:
             )
         return self.channel_dim
 
-    def need_samples(self, asked: object) -> None:
-        """Reject a value whose dimension 0 is not the samples.
+    def need_samples(self, asked: object) -> "Stage":
+        """Return the stage with its samples in dimension 0.
 
         Raises:
-            ServiceError: `REDUCTION_REJECTED`.
+            ServiceError: `REDUCTION_REJECTED`, no dimension has samples.
         """
-        if not self.has_samples:
+        if self.samples_dim is None:
             raise self.refuse(
                 asked,
-                "dimension 0 does not hold samples; index samples with a slice such as 0:1, which keeps "
-                "the dimension, and give another channel_dim than 0",
+                "no dimension holds samples: index samples with a slice such as 0:1, which keeps the "
+                "dimension, and give another channel_dim than theirs; a value that is the same for all "
+                "samples has none",
             )
+        rest = [dim for dim in range(len(self.shape)) if dim != self.samples_dim]
+        return self.ordered([self.samples_dim, *rest])
 
     def need_tokens(self, asked: object) -> int:
         """Return the dimension of the tokens.
 
         Raises:
-            ServiceError: `REDUCTION_REJECTED`, the value is not (batch, tokens, width).
+            ServiceError: `REDUCTION_REJECTED`, the value has not samples, tokens and channels alone.
         """
-        if (len(self.shape), self.has_samples, self.channel_dim) != (3, True, 2):
+        rest = [dim for dim in range(len(self.shape)) if dim not in (self.samples_dim, self.channel_dim)]
+        if self.samples_dim is None or self.channel_dim is None or len(rest) != 1:
             raise self.refuse(
-                asked, "tokens are dimension 1 of (batch, tokens, width); use an index for other values"
+                asked,
+                "tokens are dimension 1 of (batch, tokens, width), or the one beside samples and channels; "
+                "use an index for other values",
             )
-        return 1
+        return rest[0]
+
+    def of_tokens(self, asked: object) -> "Stage":
+        """Return the stage as (batch, tokens, width).
+
+        Raises:
+            ServiceError: See `need_tokens`.
+        """
+        tokens = self.need_tokens(asked)
+        assert self.samples_dim is not None
+        assert self.channel_dim is not None
+        return self.ordered([self.samples_dim, tokens, self.channel_dim])
 
     def need_size(self, asked: object, shape: Sequence[int], itemsize: int) -> None:
         """Reject a result larger than any device's memory, before torch counts its bytes.

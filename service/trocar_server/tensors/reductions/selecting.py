@@ -61,9 +61,13 @@ def index(stage: Stage, wanted: Index) -> Stage:
     )
     kept = [dim for dim, item in enumerate(items) if isinstance(item, Slice)]
     channels = kept.index(stage.channel_dim) if stage.channel_dim in kept else None
-    mask = stage.mask[torch_items[: stage.mask.ndim]] if stage.mask is not None else None
-    selected = replace(stage.to(stage.value[torch_items]), mask=mask)
-    return replace(selected, has_samples=stage.has_samples and 0 in kept, channel_dim=channels)
+    samples = kept.index(stage.samples_dim) if stage.samples_dim in kept else None
+    selected = replace(stage.to(stage.value[torch_items]), samples_dim=samples, channel_dim=channels)
+    if stage.mask is None:
+        return selected
+    mask_dims = tuple(kept.index(dim) for dim in stage.mask_dims if dim in kept)
+    mask = stage.mask[tuple(torch_items[dim] for dim in stage.mask_dims)]
+    return replace(selected, mask=mask, mask_dims=mask_dims)
 
 
 def take(stage: Stage, wanted: Take) -> Stage:
@@ -79,8 +83,9 @@ def take(stage: Stage, wanted: Take) -> Stage:
     shape = (*stage.shape[:dim], count, *stage.shape[dim + 1 :])
     stage.need_size(wanted, shape, stage.value.itemsize)
     positions = torch.tensor([position % size for position in wanted.positions], device=stage.value.device)
-    if stage.mask is not None and dim < stage.mask.ndim:
-        stage = replace(stage, mask=stage.mask.index_select(dim, positions))
+    if stage.mask is not None and dim in stage.mask_dims:
+        place = stage.mask_dims.index(dim)
+        stage = replace(stage, mask=stage.mask.index_select(place, positions))
     return stage.to(stage.value.index_select(dim, positions), count * _INT64_BYTES)
 
 
@@ -100,7 +105,7 @@ def token_rows(stage: Stage, wanted: TokenRows) -> Stage:
     Raises:
         ServiceError: `REDUCTION_REJECTED`, the value has other tokens than the texts.
     """
-    stage.need_tokens(wanted)
+    stage = stage.of_tokens(wanted)
     batch, tokens, width = stage.shape
     if (batch, tokens) != (len(wanted.rows), wanted.token_count):
         raise stage.refuse(
@@ -120,7 +125,8 @@ def token_rows(stage: Stage, wanted: TokenRows) -> Stage:
     value = stage.compute(shape, stage.value.dtype, work)
     is_ragged = not stage.value.is_meta and min(map(len, wanted.rows)) < wanted.longest
     filled = stage.to(value, 2 * batch * wanted.longest * _INT64_BYTES)
-    return replace(filled, mask=mask if is_ragged else None, is_filled=is_ragged)
+    mask_dims = (0, 1) if is_ragged else ()
+    return replace(filled, mask=mask if is_ragged else None, mask_dims=mask_dims, is_filled=is_ragged)
 
 
 def crop(stage: Stage, wanted: Crop) -> Stage:
@@ -129,14 +135,16 @@ def crop(stage: Stage, wanted: Crop) -> Stage:
     Raises:
         ServiceError: `REDUCTION_REJECTED`, the rectangle is not within them.
     """
-    if len(stage.shape) < 2 + stage.has_samples:
+    if len(stage.shape) < 2 + (stage.samples_dim is not None):
         raise stage.refuse(wanted, "it needs two dimensions beside the samples; use an index instead")
     rows, columns = stage.shape[-2:]
     if wanted.top + wanted.height > rows or wanted.left + wanted.width > columns:
         raise stage.refuse(wanted, f"it must lie within the last two dimensions, {rows} x {columns}")
     cropped = stage.value.narrow(-2, wanted.top, wanted.height).narrow(-1, wanted.left, wanted.width)
-    if stage.mask is not None:  # the rows are its last dimension
-        stage = replace(stage, mask=stage.mask.narrow(-1, wanted.top, wanted.height))
+    rank = len(stage.shape)
+    for dim, start, size in ((rank - 2, wanted.top, wanted.height), (rank - 1, wanted.left, wanted.width)):
+        if stage.mask is not None and dim in stage.mask_dims:
+            stage = replace(stage, mask=stage.mask.narrow(stage.mask_dims.index(dim), start, size))
     return stage.to(cropped)
 
 
@@ -146,7 +154,7 @@ def grid(stage: Stage, wanted: Grid) -> Stage:
     Raises:
         ServiceError: `REDUCTION_REJECTED`, the value is not (batch, tokens, width), or has other tokens.
     """
-    stage.need_tokens(wanted)
+    stage = stage.of_tokens(wanted)
     batch, tokens, channels = stage.shape
     if not wanted.height:
         raise stage.refuse(wanted, "the model's patches are not known for it; give height, width and prefix")
@@ -154,7 +162,7 @@ def grid(stage: Stage, wanted: Grid) -> Stage:
         prefix = f"{wanted.prefix_count} + " if wanted.prefix_count else ""
         raise stage.refuse(wanted, f"it has {tokens} tokens, not {prefix}{wanted.height} x {wanted.width}")
     patches = stage.value[:, wanted.prefix_count :].transpose(1, 2)
-    return Stage(patches.reshape(batch, channels, wanted.height, wanted.width), True, 1)
+    return Stage(patches.reshape(batch, channels, wanted.height, wanted.width), 0, 1)
 
 
 def top_k(stage: Stage, wanted: TopK) -> Stage:
@@ -175,8 +183,8 @@ def top_k(stage: Stage, wanted: TopK) -> Stage:
     if wanted.k > stage.shape[dim]:
         raise stage.refuse(wanted, f"dimension {dim} has {stage.shape[dim]:,} elements; ask for no more")
     shape = (*stage.shape[:dim], wanted.k, *stage.shape[dim + 1 :])
-    if stage.mask is not None and dim < stage.mask.ndim:
-        return _top_k_of_own(stage, stage.mask, wanted, dim)
+    if stage.own is not None and dim in stage.mask_dims:
+        return _top_k_of_own(stage, stage.own, wanted, dim)
     if value.is_meta:  # as in `Stage.compute`, for two results
         values, indices = value.new_empty(shape), value.new_empty(shape, dtype=torch.int64)
     else:
@@ -184,21 +192,22 @@ def top_k(stage: Stage, wanted: TopK) -> Stage:
     return replace(stage, value=values, workspace_bytes=0, companions={"indices": indices})
 
 
-def _top_k_of_own(stage: Stage, mask: torch.Tensor, wanted: TopK, dim: int) -> Stage:
+def _top_k_of_own(stage: Stage, own: torch.Tensor, wanted: TopK, dim: int) -> Stage:
     """Select along a dimension of the mask, with padding behind all other elements."""
     last = _last_in_order(stage.value.dtype, is_smallest=wanted.is_smallest)
-    is_own = _beside(mask, stage.value)
+    is_own = own.expand_as(stage.value)
     filled = stage.value.masked_fill(~is_own, last)
     indices = filled.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True).indices
-    places = torch.arange(wanted.k, device=mask.device)
-    places = places.reshape([-1 if other == dim else 1 for other in range(mask.ndim)])
+    places = torch.arange(wanted.k, device=own.device)
+    places = places.reshape([-1 if other == dim else 1 for other in range(own.ndim)])
     is_last = filled.isnan() if math.isnan(last) else filled == last
-    indices = _own_before_padding(indices, is_last, is_own, _beside(places, filled), dim)
-    own = places < mask.sum(dim, keepdim=True)
-    is_filling = ~_beside(own, indices)
+    indices = _own_before_padding(indices, is_last, is_own, places, dim)
+    chosen = places < own.sum(dim, keepdim=True)
+    is_filling = ~chosen
     companions = {"indices": indices.masked_fill(is_filling, -1)}
     values = filled.gather(dim, indices).masked_fill(is_filling, 0)
-    return replace(stage.to(values), companions=companions, mask=own, is_filled=True)
+    mask = chosen.reshape([chosen.shape[other] for other in stage.mask_dims])
+    return replace(stage.to(values), companions=companions, mask=mask, is_filled=True)
 
 
 def _own_before_padding(
@@ -223,11 +232,6 @@ def _last_in_order(dtype: torch.dtype, *, is_smallest: bool) -> float:
     if dtype.is_floating_point:
         return math.nan if is_smallest else -math.inf
     return torch.iinfo(dtype).max if is_smallest else torch.iinfo(dtype).min
-
-
-def _beside(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a mask of a value's first dimensions with as many dimensions as the value."""
-    return mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
 
 
 def _without_ellipsis(stage: Stage, wanted: Index) -> list[int | Slice]:
@@ -263,4 +267,5 @@ def _axis_dim(stage: Stage, wanted: Take) -> int:
     if wanted.axis is Axis.TOKENS:
         return stage.need_tokens(wanted)
     stage.need_samples(wanted)
-    return 0
+    assert stage.samples_dim is not None
+    return stage.samples_dim

@@ -42,12 +42,12 @@ class ClassDims:
         if rank < _POSITIONS:
             return None
         layout = self._layout_of(selector)
-        classes, samples = class_dim_of(layout, rank), samples_dim_of(layout)
+        classes, samples = class_dim_of(layout, rank), samples_dim_of(layout) or 0
         return None if classes is None else classes + (classes < samples)
 
     def samples_first(self, selector: str, value: Tensor) -> Tensor:
         """Return a value with its samples in the first dimension, as targets have them."""
-        dim = samples_dim_of(self._layout_of(selector)) if value.ndim >= _POSITIONS else 0
+        dim = (samples_dim_of(self._layout_of(selector)) or 0) if value.ndim >= _POSITIONS else 0
         return value.movedim(dim, 0) if 0 < dim < value.ndim else value
 
     def has_samples_first(self, selector: str, rank: int) -> bool:

@@ -157,13 +157,13 @@ class LossFunction:
         arguments: Mapping[str, Any],
         count: int | None,
     ) -> Tensor:
-        spec = self.specs[index]
-        value = self.class_dims.value(spec, value)
+        spec, raw = self.specs[index], value
+        value = self.class_dims.value(spec, raw)
         is_of_tokens = self._of_texts and spec.name == "kl_div" and value.ndim == 3
         if spec.teacher is not None:
             other = _taught(spec, value, self.class_dims.value(spec, teachers[spec.teacher]))
             if is_of_tokens:
-                value, other = self._rows(spec.selector, value, other, arguments)
+                value, other = self._rows(spec.selector, raw, value, other, arguments)
             return _computed(spec, value, other)
         if not LOSSES[spec.name].has_target:
             try:
@@ -180,19 +180,27 @@ class LossFunction:
             _check_classes(spec, target, tuple(value.shape))
         other = converted(spec, target, value)
         if is_of_tokens:
-            value, other = self._rows(spec.selector, value, other, arguments)
+            value, other = self._rows(spec.selector, raw, value, other, arguments)
         return _computed(spec, value, other)
 
     def _rows(
-        self, selector: str, value: Tensor, target: Tensor, arguments: Mapping[str, Any]
+        self, selector: str, raw: Tensor, value: Tensor, target: Tensor, arguments: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens]."""
+        """Return the tokens that count as rows (tokens, classes). See Note: [Divergence of tokens].
+
+        Args:
+            selector: Of the value.
+            raw: The value as the model has it.
+            value: The value as (batch, tokens, classes).
+            target: The same of the target.
+            arguments: Of the pass.
+        """
         padding = Padding.of(arguments)
         layout = self._layout_of(selector) if padding.masks else None
-        mask = padding.of_value(selector or "/out", value, layout)
-        if mask is None:
+        own = padding.own(selector or "/out", raw, layout)
+        if own is None or own.mask.shape != value.shape[:2]:
             return value.flatten(0, 1), target.flatten(0, 1)
-        counts = mask.to(value.device)
+        counts = own.mask.to(value.device)
         return value[counts], target[counts]
 
 

@@ -32,6 +32,7 @@ from trocar_server.tensors.reductions import (
     Take,
     TopK,
 )
+from trocar_server.tensors.reductions.padding import Own
 
 OUT = parse_selector("/out")
 LOGITS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
@@ -114,7 +115,7 @@ def test_reductions_of_an_objective_leave_padding_out(
     inner = ValueScore(OUT, reductions, function=ElementFunction.EXP)
     parts = [function(own[kept]).exp().sum() for own, kept in zip(TOKENS, MASK, strict=True)]
     objective = Objective((Term(2.0, ValueScore(OUT)), Term(1.0, inner)))
-    found = objective_value(objective, [MAPS, TOKENS], [], masks=[None, MASK])
+    found = objective_value(objective, [MAPS, TOKENS], [], owns=[None, Own((0, 1), MASK)])
     torch.testing.assert_close(found, 2 * MAPS.sum() + torch.stack(parts).sum())
     assert objective.has_reductions
     penalty = GradientPenalty(objective, parse_selector("/in"))
@@ -124,7 +125,7 @@ def test_reductions_of_an_objective_leave_padding_out(
 def test_elements_that_are_only_selected_count_with_their_padding() -> None:
     steps = (Take(Axis.CHANNELS, (1, 4)),)
     for score, value in ((ValueScore(OUT), TOKENS), (ValueScore(OUT, steps), TOKENS[..., [1, 4]])):
-        found = objective_value(Objective((Term(1.0, score),)), [TOKENS], [], masks=[MASK])
+        found = objective_value(Objective((Term(1.0, score),)), [TOKENS], [], owns=[Own((0, 1), MASK)])
         torch.testing.assert_close(found, value.sum())
     assert not Objective((Term(1.0, ValueScore(OUT)), Term(1.0, ClassScore(OUT, (1,))))).has_reductions
 

@@ -27,7 +27,7 @@ from trocar_server.tensors.reductions import (
     TopK,
     reduce_value,
 )
-from trocar_server.tensors.reductions.padding import unpadded
+from trocar_server.tensors.reductions.padding import Own, unpadded
 
 ALL = Slice()
 MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]).bool()
@@ -41,7 +41,7 @@ def padded(dtype: torch.dtype = torch.float32, filling: float = math.nan) -> tor
 
 
 def reduced(*reductions: Reduction, filling: float = math.nan) -> Reduced:
-    return reduce_value(padded(filling=filling), reductions, mask=MASK)
+    return reduce_value(padded(filling=filling), reductions, own=Own((0, 1), MASK))
 
 
 def alone(reductions: Sequence[Reduction]) -> list[torch.Tensor]:
@@ -53,7 +53,9 @@ def alone(reductions: Sequence[Reduction]) -> list[torch.Tensor]:
 
 def counted(found: Reduced, *, by_sample: bool = False) -> list[torch.Tensor]:
     """The elements that statistics count."""
-    return [part.flatten() for part in unpadded(found.value, found.mask, by_sample=by_sample)]
+    return [
+        part.flatten() for part in unpadded(found.value, found.own and found.own.mask, by_sample=by_sample)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -62,10 +64,10 @@ def test_pools_to_a_size_are_those_of_torch_of_each_samples_own_tokens(dtype: to
     value = padded(dtype)
     own = [value[i, MASK[i]].T[None] for i in range(3)]
     for kind, function in ((PoolKind.AVG, F.adaptive_avg_pool1d), (PoolKind.MAX, F.adaptive_max_pool1d)):
-        found = reduce_value(value, [Pool(kind, (size,))], mask=MASK)
+        found = reduce_value(value, [Pool(kind, (size,))], own=Own((0, 1), MASK))
         assert torch.equal(found.value, torch.stack([function(tokens, size)[0].T for tokens in own]))
         assert found.value.dtype == dtype
-        assert found.mask is None
+        assert found.own is None
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -88,15 +90,15 @@ def test_a_sample_that_is_all_padding_is_pooled_to_what_a_pool_of_everything_mak
     mask = MASK.clone()
     mask[0] = False
     for kind in SIZES:
-        whole = reduce_value(padded(), [Pool(kind)], mask=mask).value
-        sized = reduce_value(padded(), [Pool(kind, (2,))], mask=mask).value
+        whole = reduce_value(padded(), [Pool(kind)], own=Own((0, 1), mask)).value
+        sized = reduce_value(padded(), [Pool(kind, (2,))], own=Own((0, 1), mask)).value
         torch.testing.assert_close(sized[0], whole[0].expand(2, 4), equal_nan=True)
         assert sized[1:].isfinite().all()
 
 
 def test_gradients_of_pools_to_a_size_leave_padding_out() -> None:
     value = padded(torch.float64, filling=9.0).requires_grad_()
-    reduce_value(value, [Pool(PoolKind.AVG, (2,))], mask=MASK).value.square().sum().backward()
+    reduce_value(value, [Pool(PoolKind.AVG, (2,))], own=Own((0, 1), MASK)).value.square().sum().backward()
     assert value.grad is not None
     for i in range(3):
         own = value[i, MASK[i]].detach().requires_grad_()
@@ -118,7 +120,7 @@ def test_an_integer_on_the_width_counts_as_a_slice_of_one_does(by_sample: bool) 
 @pytest.mark.parametrize("sample", [0, 1, 2, -1])
 def test_an_integer_on_the_samples_leaves_that_samples_own_tokens(sample: int) -> None:
     found = reduced(Index((sample,)))
-    (part,) = unpadded(found.value, found.mask, by_sample=False)
+    (part,) = unpadded(found.value, found.own and found.own.mask, by_sample=False)
     assert torch.equal(part, padded()[sample, MASK[sample]])
     assert found.channel_dim == 1  # also of the part: statistics over channels use it
 
@@ -126,9 +128,9 @@ def test_an_integer_on_the_samples_leaves_that_samples_own_tokens(sample: int) -
 @pytest.mark.parametrize("token", [0, 3, -1])
 def test_an_integer_on_the_tokens_leaves_the_samples_that_have_one_there(token: int) -> None:
     found = reduced(Index((ALL, token)))
-    (part,) = unpadded(found.value, found.mask, by_sample=False)
+    (part,) = unpadded(found.value, found.own and found.own.mask, by_sample=False)
     assert torch.equal(part, padded()[MASK[:, token], token])
-    own = unpadded(found.value, found.mask, by_sample=True)
+    own = unpadded(found.value, found.own and found.own.mask, by_sample=True)
     assert [one.shape for one in own] == [(1, 4, int(kept)) for kept in MASK[:, token]]  # channels stay at 1
     wanted = counted(reduced(Take(Axis.TOKENS, (token,))), by_sample=True)
     assert all(torch.equal(one.flatten(), other) for one, other in zip(own, wanted, strict=True))
@@ -137,19 +139,19 @@ def test_an_integer_on_the_tokens_leaves_the_samples_that_have_one_there(token: 
 def test_integers_on_samples_and_tokens_leave_one_token_or_none() -> None:
     for sample, token in ((0, 1), (0, 4)):
         found = reduced(Index((sample, token)))
-        (part,) = unpadded(found.value, found.mask, by_sample=False)
+        (part,) = unpadded(found.value, found.own and found.own.mask, by_sample=False)
         assert torch.equal(part.flatten(), padded()[sample, token][MASK[sample, token].expand(4)])
         assert part.shape[0] == 4  # the channels
 
 
 def test_later_selections_keep_the_mask_that_an_integer_left() -> None:
     found = reduced(Index((ALL, ALL, 2)), Index((Slice(0, 2), Slice(1, 4))), Take(Axis.SAMPLES, (1, 0)))
-    assert found.mask is not None
-    assert torch.equal(found.mask, MASK[:2, 1:4][[1, 0]])
+    assert found.own is not None
+    assert torch.equal(found.own.mask, MASK[:2, 1:4][[1, 0]])
     found = reduced(Index((2,)), Take(Axis.CHANNELS, (3, 0)), Crop(2, 0, 3, 2))
-    assert found.mask is not None
-    assert torch.equal(found.mask, MASK[2, 2:])
-    assert torch.equal(found.value[found.mask], padded()[2, 3:][:, [3, 0]])
+    assert found.own is not None
+    assert torch.equal(found.own.mask, MASK[2, 2:])
+    assert torch.equal(found.value[found.own.mask], padded()[2, 3:][:, [3, 0]])
 
 
 def test_a_gram_matrix_of_one_position_leaves_out_samples_without_a_token_there() -> None:
@@ -182,10 +184,10 @@ def test_top_tokens_that_a_sample_does_not_have_are_zeros_that_are_not_counted()
 
 def test_padding_is_not_among_the_top_samples() -> None:
     found = reduced(TopK(2, 0))
-    assert found.mask is not None
+    assert found.own is not None
     for token in range(5):
         own = padded()[MASK[:, token], token].sort(0, descending=True).values[:2]
-        assert torch.equal(found.value[found.mask[:, token], token], own)
+        assert torch.equal(found.value[found.own.mask[:, token], token], own)
 
 
 def test_top_channels_keep_their_mask() -> None:
@@ -197,7 +199,7 @@ def test_own_numbers_beyond_all_others_win_against_padding() -> None:
     value = torch.tensor([[-math.inf, 5.0], [math.nan, 5.0], [0.0, 5.0]])[:, :, None]
     mask = torch.tensor([[True, False]] * 3)
     for is_smallest in (False, True):
-        found = reduce_value(value, [TopK(1, 1, is_smallest)], mask=mask).value.flatten()
+        found = reduce_value(value, [TopK(1, 1, is_smallest)], own=Own((0, 1), mask)).value.flatten()
         np.testing.assert_array_equal(found.numpy(), value[:, 0, 0].numpy())
 
 
@@ -223,7 +225,7 @@ def test_padding_is_not_selected_where_own_elements_are_last_in_the_order(
     mask = torch.tensor([[False, True, True, True], [True, True, True, False]])
     if dim == 0:
         value, mask = value.movedim(0, 1), mask.T
-    found = reduce_value(value, [TopK(3, dim, is_smallest)], mask=mask)
+    found = reduce_value(value, [TopK(3, dim, is_smallest)], own=Own((0, 1), mask))
     values, indices = (each.movedim(dim, 1)[:, :, 0] for each in (found.value, found.companions["indices"]))
     for own, is_own, got, places in zip(
         value.movedim(dim, 1)[:, :, 0], mask.movedim(dim, 1), values, indices, strict=True
@@ -239,8 +241,11 @@ def test_padding_is_not_selected_where_own_elements_are_last_in_the_order(
 def test_padding_is_not_among_the_top_integers(dtype: torch.dtype) -> None:
     value = torch.tensor([[3, 7, 100], [9, 1, 2]], dtype=dtype)[:, :, None]
     mask = torch.tensor([[True, True, False], [False, True, True]])
-    assert reduce_value(value, [TopK(2, 1)], mask=mask).value.tolist() == [[[7], [3]], [[2], [1]]]
-    assert reduce_value(value, [TopK(2, 1, True)], mask=mask).value.tolist() == [[[3], [7]], [[1], [2]]]
+    assert reduce_value(value, [TopK(2, 1)], own=Own((0, 1), mask)).value.tolist() == [[[7], [3]], [[2], [1]]]
+    assert reduce_value(value, [TopK(2, 1, True)], own=Own((0, 1), mask)).value.tolist() == [
+        [[3], [7]],
+        [[1], [2]],
+    ]
 
 
 def test_the_filling_of_rows_is_not_among_the_top_tokens() -> None:
