@@ -22,6 +22,7 @@ from trocar_server.training import publishing, trainer, trainers
 from trocar_server.training.datasets import DatasetStore
 from trocar_server.training.durable_steps import DurableSteps
 from trocar_server.training.fit.fitting import Fits
+from trocar_server.training.phases import FitSignal
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import Applied
 
@@ -56,8 +57,7 @@ async def _load(self: Any, model_id: str) -> Any:
 async def _control(self: Fits, trainer: Trainer, _command: Any) -> str:
     """Cancel a fit, and acknowledge it even if the fit has stopped before, with its server."""
     run = self._runs[trainer.trainer_id]
-    run.is_cancelled = True
-    run.goes_on.set()
+    run.send(FitSignal.CANCEL)
     assert run.task is not None
     await asyncio.wait([run.task])
     return "ended"

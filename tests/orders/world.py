@@ -17,6 +17,7 @@ from tests.support.orders.stepped_server import SteppedServer, stepped_server
 from tests.support.servers.footprint import hook_count
 from trocar_api.v1 import dataset_pb2, edit_store_pb2, model_pb2, server_pb2, trainer_pb2
 from trocar_server.training.files.owner_folders import OwnerFolders
+from trocar_server.training.phases import HELD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,7 +72,7 @@ async def fits_rest(server: SteppedServer) -> None:
     while asyncio.get_running_loop().time() < until:
         busy = [one for one in server.app.trainers.all() if str(one.state) == "fitting"]
         runs = [fits._runs.get(one.trainer_id) for one in busy]
-        if all(run is not None and run.is_held for run in runs):
+        if all(run is not None and run.phase in HELD for run in runs):
             return
         await asyncio.sleep(0.1)
 

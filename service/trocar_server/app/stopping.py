@@ -20,7 +20,7 @@ from typing import Any
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.training.fit.fitting import Fits
-from trocar_server.training.trainer_calls import TrainerActivity
+from trocar_server.training.phases import TrainerPhase
 from trocar_server.training.trainers import Trainers
 
 EXIT_HELD = 75
@@ -76,7 +76,7 @@ class Stopping:
             await asyncio.wait((stopping,))
             return
         for trainer in trainers:
-            if trainer.activity is TrainerActivity.READY:
+            if trainer.phase is TrainerPhase.READY:
                 with suppress(ServiceError):
                     await trainer.save_changes()
         while not self.fits.running_ids <= {user}:  # noqa: ASYNC110 - the stop saves these, and tells nobody

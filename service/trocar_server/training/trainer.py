@@ -38,13 +38,14 @@ from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription
 from trocar_server.training.numbering import Numbering
+from trocar_server.training.phases import TRAINER, Machine, TrainerPhase, TrainerSignal
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.step.prediction_count import prediction_count
 from trocar_server.training.step.rollback import closed
 from trocar_server.training.step.step_result import StepResult
 from trocar_server.training.step.trainer_state import TrainerState
-from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated, TrainerActivity
+from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated
 
 _STATUS_WAIT_S = 0.02
 _REPEAT_S = 0.05
@@ -84,8 +85,9 @@ class Trainer:
     numbering: Numbering[Applied] = field(default_factory=Numbering[Applied])
     used_at_s: float = field(default_factory=time.time)
     checkpoint_number: int | None = None
-    activity: TrainerActivity = TrainerActivity.READY
-    """`FITTING` or `PAUSED` while a fit is active."""
+    _machine: Machine[TrainerPhase, TrainerSignal] = field(
+        default_factory=lambda: Machine(TRAINER, TrainerPhase.READY)
+    )
     stored_facts: dict[str, Any] = field(default_factory=dict)
     """Facts in the trainer's record on disk."""
     restored: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +96,6 @@ class Trainer:
     """Damaged checkpoints, newer than the one from which it was restored."""
     notices: tuple[str, ...] = ()
     """Notices for its owner about its restoration, until it is saved again."""
-    is_closed: bool = False
     durable: DurableSteps | None = None
     """Its journal, if calls survive the loss of the server."""
     throughput: PassThroughput = field(default_factory=PassThroughput)
@@ -116,11 +117,23 @@ class Trainer:
         return self.core.step_count, self.core.update_count
 
     @property
-    def state(self) -> TrainerActivity:
-        """Current activity."""
-        if self.core.is_broken:
-            return TrainerActivity.BROKEN
-        return self.activity
+    def phase(self) -> TrainerPhase:
+        """Its phase in this server."""
+        return self._machine.phase
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed here: by its owner, by expiry or by a takeover."""
+        return self.phase is TrainerPhase.CLOSED
+
+    @property
+    def state(self) -> str:
+        """What clients see: its phase, or `broken` where a failed step left its weights unknown."""
+        return "broken" if self.core.is_broken else str(self.phase)
+
+    def send(self, signal: TrainerSignal) -> None:
+        """Change its phase, as `phases.TRAINER` says."""
+        self._machine.send(signal)
 
     @property
     def expires_at_s(self) -> float:
@@ -136,7 +149,7 @@ class Trainer:
         pass_count = 0
         if deployment is not None:
             pass_count = deployment.pool.leased_count + deployment.pool.waiting_count
-        return self.activity is not TrainerActivity.READY or self._call_count + pass_count > 0
+        return self.phase is not TrainerPhase.READY or self._call_count + pass_count > 0
 
     @property
     def _deployment(self) -> Deployment | None:
@@ -181,7 +194,7 @@ class Trainer:
         """
         if self.is_closed:
             raise closed()
-        if self.activity is not TrainerActivity.READY:
+        if self.phase is not TrainerPhase.READY:
             raise ServiceError(
                 ErrorReason.TRAINER_BUSY, "a fit of the trainer is running; wait for it, or cancel it"
             )
@@ -516,7 +529,7 @@ class Trainer:
     ) -> Applied:
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
-                if self.is_closed or self.activity is not TrainerActivity.READY:
+                if self._machine.phase is not TrainerPhase.READY:
                     self.check_free()
                 if self.durable is not None:
                     make_batch = await self._recorded(self.durable, turn.number, kind, make_batch, deadline)

@@ -8,16 +8,6 @@ from trocar_server.training.step.step_result import EvalResult, StepResult
 
 
 @unique
-class TrainerActivity(StrEnum):
-    """Current activity of a trainer."""
-
-    READY = "ready"
-    FITTING = "fitting"
-    PAUSED = "paused"
-    BROKEN = "broken"
-
-
-@unique
 class CallKind(StrEnum):
     """Kinds of numbered calls."""
 

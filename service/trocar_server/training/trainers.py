@@ -18,6 +18,7 @@ from trocar_server.models import HostedModel
 from trocar_server.tasks import all_done, shielded
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer, moved
+from trocar_server.training.phases import TrainerSignal
 from trocar_server.training.publishing import Publishing
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.trainer import Trainer
@@ -352,7 +353,7 @@ class Trainers:
         if self._trainers.get(trainer.trainer_id) is not trainer:
             return
         _log.warning("trainer was taken over by another replica", trainer_id=trainer.trainer_id)
-        trainer.is_closed = True
+        trainer.send(TrainerSignal.CLOSE)
         self._trainers.pop(trainer.trainer_id)
         if self.on_moved is not None:
             await self.on_moved(trainer.trainer_id)
@@ -426,7 +427,7 @@ class Trainers:
             return self._add(await self._builder.new(principal, spec, request_id))
 
     async def _close(self, trainer: Trainer) -> None:
-        trainer.is_closed = True
+        trainer.send(TrainerSignal.CLOSE)
         self._trainers.pop(trainer.trainer_id, None)
         if self.on_close is not None:
             await self.on_close(trainer.trainer_id)

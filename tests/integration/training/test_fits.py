@@ -36,6 +36,7 @@ from trocar_server.training.files.checkpoints import CheckpointStore
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.fit.events import FitEvent
 from trocar_server.training.fit.fit_run import FitRun
+from trocar_server.training.phases import FitSignal
 from trocar_server.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -330,8 +331,9 @@ def end_behind_an_evaluation(patch: pytest.MonkeyPatch, kind: str) -> None:
     async def telling(run: FitRun, events: list[FitEvent]) -> None:
         await tell(run, events)
         if any((event.kind, event.epoch) == ("evaluation", 1) for event in events):
-            run.is_cancelled = kind == "cancelled"
-            if kind == "failed":
+            if kind == "cancelled":
+                run.send(FitSignal.CANCEL)
+            else:
                 patch.setattr(CheckpointStore, "save", fail_once)
 
     patch.setattr(FitRun, "tell", telling)

@@ -1,8 +1,8 @@
 """Event log of a trainer's fits: numbered without gaps, watchable, durable.
 
 Numbers continue over all fits of a trainer. Logged events never change: a fit that resumes after a crash
-repeats some of its work, but logs none of it twice, see `fitting`. So an event is shown once it is written: the
-number of one that a killed server had shown and not written would be given to another event.
+repeats some of its work, but logs none of it twice, see `fitting`. So an event is shown once it is written:
+the number of one that a killed server had shown and not written would be given to another event.
 """
 
 import asyncio

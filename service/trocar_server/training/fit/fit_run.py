@@ -18,6 +18,17 @@ from trocar_server.training.fit.events import FitEvent
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_samples import DatasetSamples
 from trocar_server.training.fit.fit_state import FitState
+from trocar_server.training.phases import (
+    FIT,
+    PAUSED,
+    STOPPING,
+    TOLD,
+    WAITING,
+    Effect,
+    FitPhase,
+    FitSignal,
+    Machine,
+)
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.trainer import Trainer
@@ -47,27 +58,34 @@ class FitRun:
     """Kind and step of events logged before the server was killed, whose work is not yet repeated."""
     waiting: tuple[TrainerState, FitState] | None = None
     """States that are to be saved as a checkpoint."""
-    is_cancelled: bool = False
-    is_stopping: bool = False
-    """Whether the server is stopping."""
-    is_paused: bool = False
-    """Whether its user paused it; a restart keeps this."""
-    is_held: bool = False
-    """Whether a draining server holds it."""
     is_saved: bool = False
     """Whether it has been saved since it is held."""
+    _machine: Machine[FitPhase, FitSignal] = field(default_factory=lambda: Machine(FIT, FitPhase.RUNNING))
     task: asyncio.Task[None] | None = None
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set unless it is paused or held; see `settle`."""
+    """Set unless it is paused or held."""
     rests: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no unit of work is running."""
 
-    def settle(self) -> None:
-        """Let it go on, unless it is paused or held."""
-        if self.is_paused or self.is_held:
+    def __post_init__(self) -> None:
+        """Let it go on."""
+        self.goes_on.set()
+
+    @property
+    def phase(self) -> FitPhase:
+        """Its phase in this server."""
+        return self._machine.phase
+
+    def send(self, signal: FitSignal) -> Effect:
+        """Change its phase as `phases.FIT` says, also for its trainer; return what that asks for."""
+        effect = self._machine.send(signal)
+        if effect is Effect.RECORD:
+            self.trainer.send(TOLD[signal])
+        if self.phase in WAITING:
             self.goes_on.clear()
         else:
             self.goes_on.set()
+        return effect
 
     async def go(self) -> NewEvent | None:
         """Run to the end, and return the final event; None if the server stops or loses it before."""
@@ -112,7 +130,7 @@ class FitRun:
         preparing = asyncio.create_task(asyncio.to_thread(self.fit.prepare, guard))
         try:
             while not (await asyncio.wait((preparing,), timeout=_LOOK_S))[0]:
-                if self.is_cancelled or self.is_stopping or not self.goes_on.is_set():
+                if self.phase is not FitPhase.RUNNING:
                     guard.cancel()
             await preparing
         except PassAborted:
@@ -148,7 +166,7 @@ class FitRun:
             "spec": self.spec.model_dump(mode="json"),
             "first_number": self.first_number,
             "request_id": self.request_id,
-            "is_paused": self.is_paused,
+            "is_paused": self.phase in PAUSED,
             "categories": self._categories(),
         }
         await self.trainer.remember("fit", described)
@@ -171,20 +189,19 @@ class FitRun:
             await asyncio.to_thread(reader.close)
 
     async def _go(self) -> NewEvent | None:
-        while not self.is_cancelled:
+        while True:
             self.rests.set()
             await self.goes_on.wait()
             self.rests.clear()
-            if self.is_cancelled:  # even if the server stops as well: a cancellation may be acknowledged
-                break
-            if self.is_stopping:
+            if self.phase is FitPhase.CANCELLED:
+                return self.said("cancelled", message="the fit was cancelled")
+            if self.phase in STOPPING:
                 return None
             events = await self.unit()
             await self.tell([event for event in events if event.kind not in LAST_KINDS])
             for event in events:
                 if event.kind in LAST_KINDS:
                     return new_event(event)
-        return self.said("cancelled", message="the fit was cancelled")
 
     async def _save(self, state: TrainerState, place: FitState) -> int:
         await self.log.sync()  # a durable checkpoint implies durable events before it

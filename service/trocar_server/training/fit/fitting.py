@@ -39,10 +39,21 @@ from trocar_server.training.fit.fit_state import FitState
 from trocar_server.training.fit.ranks.data_parallel import DataParallel
 from trocar_server.training.fit.ranks.local_ranks import LocalLauncher
 from trocar_server.training.fit.ranks.rank_launch import RankLauncher
+from trocar_server.training.phases import (
+    ENDING,
+    FITS,
+    Effect,
+    FitPhase,
+    FitSignal,
+    FitsPhase,
+    FitsSignal,
+    Machine,
+    TrainerPhase,
+    TrainerSignal,
+)
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.spec.fit_validation import parse_fit_spec
 from trocar_server.training.trainer import Trainer
-from trocar_server.training.trainer_calls import TrainerActivity
 from trocar_server.training.trainers import Trainers
 
 _STOP_WITHIN_S = 5.0
@@ -88,8 +99,7 @@ class Fits:
         self._runs: dict[str, FitRun] = {}
         self._logs = EventLogs(folder, is_shared=is_shared)
         self._starting = asyncio.Lock()
-        self._is_stopping = False
-        self._is_holding = False
+        self._machine = Machine(FITS, FitsPhase.OPEN)
 
     async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
         """Begin a fit, and return the number of its first event.
@@ -137,13 +147,13 @@ class Fits:
         Its preparation takes seconds, and other trainers may wait to be taken over.
         """
         if _is_active(trainer):
-            trainer.activity = TrainerActivity.FITTING
+            trainer.send(TrainerSignal.BEGIN_FIT)
             begin(self.resume(trainer), self._tasks)
 
     async def resume(self, trainer: Trainer) -> None:
         """Resume the fit of a restored trainer, if one was active; a failure ends it, with an event."""
         async with self._starting:
-            if not _is_active(trainer) or self._is_stopping or trainer.is_closed:
+            if not _is_active(trainer) or self._is_stopped or trainer.is_closed:
                 return
             described = trainer.stored_facts["fit"]
             try:
@@ -157,7 +167,7 @@ class Fits:
                     await self._set_over(trainer, int(described["first_number"]))
             finally:
                 if trainer.trainer_id not in self._runs:
-                    trainer.activity = TrainerActivity.READY
+                    trainer.send(TrainerSignal.END_FIT)
 
     async def let_go(self, trainer_id: str) -> None:
         """Abort the fit of a trainer that another server has taken over, and leave its files alone."""
@@ -174,7 +184,7 @@ class Fits:
             is_saving: Whether to finish the current batch and save a checkpoint of each fit, so that the next
                 start resumes them. Otherwise they stop at once.
         """
-        self._is_stopping = True
+        self._machine.send(FitsSignal.STOP)
         async with self._starting:  # one that is being begun
             runs = list(self._runs.values())
         await asyncio.gather(*(self._stop(run) if is_saving else self._give_up(run) for run in runs))
@@ -186,15 +196,14 @@ class Fits:
 
         Fits that begin meanwhile are held, too. Again, it saves those that could not be saved before.
         """
-        self._is_holding = True
+        self._machine.send(FitsSignal.HOLD)
         async with self._starting:  # one that is being begun
             runs = list(self._runs.values())
-        for run in runs:
-            run.is_held = True
-            run.settle()
-        for run in runs:
+        effects = [run.send(FitSignal.HOLD) for run in runs]
+        for run, effect in zip(runs, effects, strict=True):
             await run.rests.wait()
-            if self._runs.get(run.trainer.trainer_id) is run and not run.is_saved:
+            is_active = self._runs.get(run.trainer.trainer_id) is run
+            if is_active and effect is Effect.SAVE and not run.is_saved:
                 try:
                     await run.save()
                     run.is_saved = True
@@ -203,10 +212,14 @@ class Fits:
 
     def let_go_on(self) -> None:
         """End `hold_all`; a fit that its user paused stays paused."""
-        self._is_holding = False
+        self._machine.send(FitsSignal.RELEASE)
         for run in self._runs.values():
-            run.is_held = run.is_saved = False
-            run.settle()
+            run.is_saved = False
+            run.send(FitSignal.RELEASE)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._machine.phase is FitsPhase.STOPPED
 
     @property
     def running_ids(self) -> set[str]:
@@ -216,7 +229,7 @@ class Fits:
     @property
     def held_count(self) -> int:
         """Return the number of fits that wait for `let_go_on`, without those that their users paused."""
-        return sum(run.is_held and not run.is_paused for run in self._runs.values())
+        return sum(run.phase is FitPhase.HELD for run in self._runs.values())
 
     async def forget(self, trainer_id: str) -> None:
         """Cancel the fit of a trainer that is being closed, and delete its events."""
@@ -235,12 +248,12 @@ class Fits:
             described = trainer.stored_facts.get("fit")
             if described is not None and request_id and described["request_id"] == request_id:
                 return int(described["first_number"])
-            if self._is_stopping:
+            if self._is_stopped:
                 raise _shutting_down()
             trainer.check_free()
             log = await self._logs.of(trainer.trainer_id)
             run = await self._make(trainer, spec, log, log.next_number, request_id)
-            trainer.activity = TrainerActivity.FITTING
+            trainer.send(TrainerSignal.BEGIN_FIT)
             try:
                 events = await run.unit()  # the first checkpoint: from here on the fit can be resumed
                 await run.remember()
@@ -254,33 +267,30 @@ class Fits:
             return run.first_number
 
     async def _control(self, trainer: Trainer, command: Command) -> str:
-        if trainer.trainer_id not in self._runs and trainer.activity is TrainerActivity.FITTING:
+        if trainer.trainer_id not in self._runs and trainer.phase is TrainerPhase.FITTING:
             async with self._starting:  # it is being resumed
                 pass
         run = self._runs.get(trainer.trainer_id)
         if run is None or run.task is None:
-            raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has no running fit")
+            raise _no_fit()
+        effect = run.send(FitSignal(command))
         if command is Command.CANCEL:
-            run.is_cancelled = True
-            run.goes_on.set()
             await asyncio.wait([run.task])
             is_its = trainer.stored_facts["fit"]["first_number"] == run.first_number
             if is_its and _is_active(trainer) and not trainer.is_closed:
                 raise _shutting_down()  # it had stopped before, and the next start resumes it
             return "ended"
-        is_paused = command is Command.PAUSE
-        if is_paused != run.is_paused:
-            run.is_paused = is_paused
-            run.settle()
-            trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
+        if run.phase in ENDING:
+            raise _no_fit()
+        told = "paused" if command is Command.PAUSE else "resumed"
+        if effect is Effect.RECORD:
             await run.remember()
             if self._runs.get(trainer.trainer_id) is run:  # the current batch may have been the last
-                await run.log.add([run.said("paused" if is_paused else "resumed")])
-        return "paused" if is_paused else "running"
+                await run.log.add([run.said(told)])
+        return "paused" if command is Command.PAUSE else "running"
 
     async def _stop(self, run: FitRun) -> None:
-        run.is_stopping = True
-        run.goes_on.set()
+        run.send(FitSignal.STOP)
         if run.task is not None:
             done, _ = await asyncio.wait([run.task], timeout=_STOP_WITHIN_S)
             if not done:
@@ -376,13 +386,14 @@ class Fits:
         run = await self._make(trainer, spec, log, first, str(described.get("request_id", "")), state)
         if log.next_number == first:
             await log.add([began(spec, run.fit.step_total)])
-        run.is_paused = bool(described.get("is_paused"))
-        trainer.activity = TrainerActivity.PAUSED if run.is_paused else TrainerActivity.FITTING
+        trainer.send(TrainerSignal.BEGIN_FIT)
+        if described.get("is_paused"):
+            run.send(FitSignal.PAUSE)
         self._begin(run)
 
     def _begin(self, run: FitRun) -> None:
-        run.is_held = self._is_holding
-        run.settle()
+        if self._machine.phase is FitsPhase.HOLDING:
+            run.send(FitSignal.HOLD)
         run.task = begin(self._run(run), self._tasks)  # a fit still stores its end after logging it
 
     # --- Running -----------------------------------------------------------------------------------
@@ -392,6 +403,7 @@ class Fits:
             set_flow(run.trainer.principal)
         last = await run.go()
         if last is not None:
+            run.send(FitSignal.END)
             # Steps are counted as changes anyway; evaluations of a plateau are not, nor failed checkpoints.
             if last.kind == "failed" or not run.fit.is_saved:
                 run.trainer.changed()
@@ -418,7 +430,11 @@ class Fits:
         finally:
             if self._runs.get(run.trainer.trainer_id) is run:
                 del self._runs[run.trainer.trainer_id]
-                run.trainer.activity = TrainerActivity.READY
+                run.trainer.send(TrainerSignal.END_FIT)
+
+
+def _no_fit() -> ServiceError:
+    return ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has no running fit")
 
 
 def _shutting_down() -> ServiceError:

@@ -141,7 +141,7 @@ async def test_watchers_see_what_comes_and_end_with_the_fit(tmp_path: Path) -> N
 async def test_watchers_see_an_event_once_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before, the next server would give its number to another event: a watcher would see a step twice."""
+    """Killed before, the next server would give its number to another event, and show a step twice."""
     log, seen = EventLog(tmp_path / "log.jsonl"), list[int]()
     await log.add([event("started")])
     writes, may_go_on, append = threading.Event(), threading.Event(), EventLog._append
