@@ -606,7 +606,7 @@ class Trainer:
         device_user.set(self.trainer_id)
 
         def run() -> None:
-            if self.is_closed:
+            if self._machine.phase is TrainerPhase.CLOSED:
                 raise closed()
             with domain_errors(self.core.hosted):
                 done.append(work(guard))

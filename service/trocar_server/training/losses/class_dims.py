@@ -20,8 +20,8 @@ from trocar_server.training.spec.trainer_spec import LossSpec
 
 Size = TypeVar("Size")
 
-_POSITIONS = 3
-"""The rank from which on a value has positions beside samples and classes."""
+POSITIONS = 3
+"""The rank from which on a value has positions beside samples and classes; below it nothing is moved."""
 _PER_CLASS = ("weight", "pos_weight")
 """Options of losses of single elements that are lists along the classes."""
 
@@ -39,7 +39,7 @@ class ClassDims:
 
     def known(self, selector: str, rank: int) -> int | None:
         """Return the dimension of a value's classes, with its samples first; None where it is not known."""
-        if rank < _POSITIONS:
+        if rank < POSITIONS:
             return None
         layout = self._layout_of(selector)
         classes, samples = class_dim_of(layout, rank), samples_dim_of(layout) or 0
@@ -47,12 +47,12 @@ class ClassDims:
 
     def samples_first(self, selector: str, value: Tensor) -> Tensor:
         """Return a value with its samples in the first dimension, as targets have them."""
-        dim = (samples_dim_of(self._layout_of(selector)) or 0) if value.ndim >= _POSITIONS else 0
+        dim = (samples_dim_of(self._layout_of(selector)) or 0) if value.ndim >= POSITIONS else 0
         return value.movedim(dim, 0) if 0 < dim < value.ndim else value
 
     def has_samples_first(self, selector: str, rank: int) -> bool:
         """Whether a value has its samples in the first dimension."""
-        return rank < _POSITIONS or samples_dim_of(self._layout_of(selector)) == 0
+        return rank < POSITIONS or samples_dim_of(self._layout_of(selector)) == 0
 
     def of(self, spec: LossSpec, rank: int) -> int:
         """Return the dimension of the classes of a loss's value of this rank, samples first."""
@@ -61,7 +61,7 @@ class ClassDims:
 
     def usual(self, spec: LossSpec, rank: int) -> int:
         """Return the dimension where the loss's function takes the classes."""
-        is_divergence = self._of_texts and spec.name == "kl_div" and rank == _POSITIONS
+        is_divergence = self._of_texts and spec.name == "kl_div" and rank == POSITIONS
         return rank - 1 if LOSSES[spec.name].of_tokens or is_divergence else min(1, rank - 1)
 
     def value(self, spec: LossSpec, value: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.surgery.axes.layout import Layout
 from trocar_server.tensors.losses import LOSSES, kl_div_of_logits, number_dtype
 from trocar_server.tensors.reductions.padding import Padding
-from trocar_server.training.losses.class_dims import ClassDims
+from trocar_server.training.losses.class_dims import POSITIONS, ClassDims
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
@@ -93,8 +93,11 @@ class LossFunction:
         for index, spec in enumerate(self.specs):
             if spec.teacher is not None or not LOSSES[spec.name].has_target:
                 continue
-            target, shape = self._arranged(spec, _target(spec, targets)), (shapes or {}).get(index)
-            shape = None if shape is None else self.class_dims.shape(spec, shape)
+            target, shape = _target(spec, targets), (shapes or {}).get(index)
+            if target.ndim >= POSITIONS:
+                target = self._arranged(spec, target)
+            if shape is not None and len(shape) >= POSITIONS:
+                shape = self.class_dims.shape(spec, shape)
             layout = (index, target.dtype, target.shape, size, None if shape is None else tuple(shape))
             if layout not in self._fitting:
                 check_layout(spec, target, size, shape)
@@ -158,7 +161,7 @@ class LossFunction:
         count: int | None,
     ) -> Tensor:
         spec, raw = self.specs[index], value
-        value = self.class_dims.value(spec, raw)
+        value = raw if raw.ndim < POSITIONS else self.class_dims.value(spec, raw)
         is_of_tokens = self._of_texts and spec.name == "kl_div" and value.ndim == 3
         if spec.teacher is not None:
             other = _taught(spec, value, self.class_dims.value(spec, teachers[spec.teacher]))
@@ -170,7 +173,9 @@ class LossFunction:
                 return LOSSES[spec.name].compute(value, **spec.options)
             except ValueError as error:
                 raise ServiceError(ErrorReason.TRAINER_INVALID, f"{spec.name}: {error}") from None
-        target = self._arranged(spec, _target(spec, targets))
+        target = _target(spec, targets)
+        if target.ndim >= POSITIONS:
+            target = self._arranged(spec, target)
         layout = (index, target.dtype, target.shape, value.shape)
         if layout not in self._fitting:
             check_shape(spec, target, tuple(value.shape))
