@@ -23,7 +23,7 @@ from trocar_server.engine.request.plan import Payload, Payloads, Plan, Signature
 from trocar_server.engine.resolve.pass_memory import memory_limit
 from trocar_server.engine.run.call import Call
 from trocar_server.engine.run.checks import Checks
-from trocar_server.engine.run.extraction import Extraction, extraction_of
+from trocar_server.engine.run.extraction import ExecutionReport, Extraction, finished
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.run.preparation import Preparation
 from trocar_server.engine.run.run_plan import Prepared, run_plan
@@ -31,7 +31,6 @@ from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.admission import Admission, Reservation, with_budgets
 from trocar_server.engine.schedule.device import DeviceThread, device_user
 from trocar_server.engine.schedule.room import Room
-from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue
 from trocar_server.models.identity import Identity, settings_of
@@ -340,13 +339,10 @@ class Engine:
                 resolved, result = run_plan(replica, prepared, guard)
                 if checked.work >= pace.watched_work:
                     pace.observe(checked.work, result.compute_s)
-                maps = statistics.add(result) if statistics else result.feature_maps
-                transfers = this_thread.transfers
-                copies = transfers.take() if transfers.has_begun else None
-                is_stateful = replica.pristine.is_stateful
-                return extraction_of(
-                    checked.plan, resolved, result, maps, queue_s, copies, is_stateful=is_stateful
+                report = ExecutionReport(
+                    row_count=checked.plan.batch_size or 0, stateful=replica.pristine.is_stateful
                 )
+                return finished(checked, resolved, result, report, queue_s, statistics)
 
             return await self.run(work, guard, deadline)
 

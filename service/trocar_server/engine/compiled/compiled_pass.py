@@ -9,28 +9,25 @@ import torch
 from trocar_server.engine.compiled.backends.candidates import Runner
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, copied
 from trocar_server.engine.compiled.finite import are_finite, are_within
-from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Collected
 from trocar_server.engine.host.checked_plan import needed_bytes
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import Plan
-from trocar_server.engine.resolve.pass_memory import check_memory
-from trocar_server.engine.resolve.planner import Resolved, check_byte_count
-from trocar_server.engine.run.extraction import ExecutionReport, Extraction, collected_names
+from trocar_server.engine.resolve.planner import Resolved
+from trocar_server.engine.run.extraction import ExecutionReport, Extraction, finished
 from trocar_server.engine.run.forward_pass import (
     PassResult,
     domain_errors,
     finish_pass,
     is_out_of_memory,
 )
-from trocar_server.engine.run.operand_tensors import OperandTensors, check_dtypes
+from trocar_server.engine.run.operand_tensors import check_dtypes
 from trocar_server.engine.run.preview import stop_path
-from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
+from trocar_server.engine.run.run_plan import BoundCall, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
-from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery import PassGuard
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,21 +60,23 @@ class PassFailedError(NotCompiledError):
 @dataclass(frozen=True)
 class _Ready:
     call: CompiledCall
+    bound: BoundCall
     arguments: list[torch.Tensor]
-    operands: OperandTensors
     resolved: Resolved
-    recording: Recording
-    memory_bytes: int
-    """The peak bytes of its pass."""
 
     @property
     def given(self) -> list[torch.Tensor]:
         """The tensors of a run: the arguments, then those of the edits."""
-        return [*self.arguments, *self.operands.edits_on(self.arguments[0].device)]
+        return [*self.arguments, *self.bound.operands.edits_on(self.arguments[0].device)]
 
     @property
     def rows(self) -> int:
         return self.arguments[0].shape[0]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The peak bytes of its pass."""
+        return needed_bytes(self.bound.checked.deployment, self.resolved, self.bound.signature)
 
 
 def recipe_of(plan: Plan, resolved: Resolved, arguments: tuple[ArgumentSpec, ...]) -> Recipe:
@@ -122,7 +121,7 @@ def _caught(
 ) -> _Ready | BaseException:
     try:
         with domain_errors(deployment.hosted):
-            ready = _ready(deployment, recipe, call)
+            ready = _ready(recipe, call)
     except ServiceError as error:
         return error
     if isinstance(ready, _Ready) and _is_inexact(runner) and not are_within(ready.arguments):
@@ -139,38 +138,25 @@ def _is_inexact(runner: Runner) -> bool:
 # A model may call its modules more often for a larger batch, so that `block@-1` is another call there, and it
 # may take images of other sizes than the example. A variant is found by the request alone, without the size
 # of the batch: so each call is resolved for its own, and runs only where that asks for the compiled values.
-def _ready(deployment: Deployment, recipe: Recipe, call: CompiledCall) -> _Ready | BaseException:
+def _ready(recipe: Recipe, call: CompiledCall) -> _Ready | BaseException:
     """Make a call's tensors; `NotCompiledError` where it does not mean the compiled values."""
-    call.guard.check()
-    plan, payloads = call.prepared.plan, call.prepared.payloads
-    arguments = build_arguments(
-        deployment.hosted, plan.inputs, payloads.inputs, call.prepared.images, call.guard
-    )
-    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if len(tensors) != len(arguments):
+    bound = BoundCall.of(call.prepared, call.guard)
+    tensors = [argument for argument in bound.arguments if isinstance(argument, torch.Tensor)]
+    if len(tensors) != len(bound.arguments):
         return NotCompiledError("the model takes lists of tensors")
-    checked = call.prepared.checked
-    recording, resolved, signature = checked.recording, checked.resolved, checked.signature
-    if recording is None or resolved is None or signature is None:
-        # Images tell their size when they are decoded.
-        signature = signature_of(checked.argument_names, arguments)
-        recording = deployment.record(signature, call.guard)
-        limits = checked.limits
-        resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
-        check_memory(needed_bytes(deployment, resolved, signature), limits.max_pass_bytes)
-    if not recording.is_symbolic:
+    resolved = bound.checked.resolved or bound.resolve()  # images tell their size when they are decoded
+    if not bound.recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
     shapes = tuple(
         replace(spec, dtype=tensor.dtype, row_shape=tuple(tensor.shape[1:]))
         for spec, tensor in zip(recipe.arguments, tensors, strict=True)
     )
-    if recipe_of(plan, resolved, shapes) != recipe:
+    if recipe_of(bound.checked.plan, resolved, shapes) != recipe:
         return NotCompiledError("its batch has other values than the compiled ones")
-    if recording.overwrites_inputs:  # an eager pass may have to follow
+    if bound.recording.overwrites_inputs:  # an eager pass may have to follow
         tensors = copied(tensors)
-    operands = OperandTensors.of(deployment, plan, payloads)
-    check_dtypes(resolved, operands)
-    return _Ready(call, tensors, operands, resolved, recording, needed_bytes(deployment, resolved, signature))
+    check_dtypes(resolved, bound.operands)
+    return _Ready(call, bound, tensors, resolved)
 
 
 def _values(runner: Runner, ready: Sequence[_Ready], max_bytes: int) -> list[Mapping[str, torch.Tensor]]:
@@ -199,30 +185,19 @@ def _finished(
 ) -> Extraction | BaseException:
     if _is_inexact(runner) and not are_finite(values.values()):
         return NotCompiledError("its values are not finite")
+    report = ExecutionReport(runner.numerics, runner.engine, row_count)
+    queue_s, checked = started - entry.call.asked_at, entry.bound.checked
     try:
         with domain_errors(deployment.hosted), torch.inference_mode():
             result = _reduced(entry, values, started)
-            check_byte_count(result.byte_count, entry.call.prepared.checked.limits.max_reply_bytes)
-            maps = entry.call.statistics.add(result) if entry.call.statistics else result.feature_maps
+            return finished(checked, entry.resolved, result, report, queue_s, entry.call.statistics)
     except ServiceError as error:
         return error
-    return Extraction(
-        maps,
-        collected_names(entry.resolved, result),
-        result.stopped_at,
-        started - entry.call.asked_at,
-        result.compute_s,
-        entry.resolved.surgery.expansions,
-        report=ExecutionReport(runner.numerics, runner.engine, row_count),
-        depth=1.0 if result.stopped_at is None else entry.resolved.depth,
-        copies=this_thread.transfers.take(),
-    )
 
 
 def _reduced(entry: _Ready, values: Mapping[str, torch.Tensor], started: float) -> PassResult:
-    targets = entry.resolved.targets
+    bound, targets = entry.bound, entry.resolved.targets
     # Where the eager pass would have stopped: later modules are not computed here either.
-    collected = Collected(dict(values), stop_path([target.target for target in targets], entry.recording))
-    names = entry.call.prepared.checked.argument_names
-    given = dict(zip(names, entry.arguments, strict=True))
-    return finish_pass(collected, targets, entry.call.guard, entry.operands.taps, started, given)
+    collected = Collected(dict(values), stop_path([target.target for target in targets], bound.recording))
+    given = dict(zip(bound.checked.argument_names, entry.arguments, strict=True))
+    return finish_pass(collected, targets, bound.guard, bound.operands.taps, started, given)

@@ -44,7 +44,8 @@ from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import Execution, Plan, row_count
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
+from trocar_server.engine.run.resolving import NO_SOURCES
+from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.device import DeviceThread, device_user
 from trocar_server.engine.schedule.merge_group import merge_group

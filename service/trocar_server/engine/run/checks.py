@@ -35,7 +35,7 @@ from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, plan_surgery
 from trocar_server.engine.resolve.text_spans import refuse_spans
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.run.preview import Preview, assumed_signature, make_preview
-from trocar_server.engine.run.run_plan import known_signature, resolve_plan, resolve_with_meta_pass
+from trocar_server.engine.run.resolving import known_signature, resolve_plan, resolve_with_meta_pass
 from trocar_server.engine.schedule.device import device_user
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording

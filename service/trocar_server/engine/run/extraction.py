@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
+from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.resolve.edit_resolution import Expansions
-from trocar_server.engine.resolve.planner import Resolved
+from trocar_server.engine.resolve.planner import Resolved, check_byte_count
 from trocar_server.engine.run.forward_pass import FeatureMap, PassResult
-from trocar_server.engine.transfer import Copies
+from trocar_server.engine.run.stream_statistics import StreamStatistics
+from trocar_server.engine.transfer import Copies, this_thread
 from trocar_server.processing.inputs import ProcessedInput
 
 EAGER = "eager"
@@ -78,40 +79,43 @@ class Extraction:
         return sum(map(attrgetter("nbytes"), self.payloads))
 
 
-def extraction_of(
-    plan: Plan,
+def finished(
+    checked: CheckedPlan,
     resolved: Resolved,
     result: PassResult,
-    feature_maps: tuple[FeatureMap, ...],
+    report: ExecutionReport,
     queue_s: float,
-    copies: Copies | None,
-    *,
-    is_stateful: bool = False,
+    statistics: StreamStatistics | None = None,
 ) -> Extraction:
-    """Return the result of an eager pass.
+    """Return the result of a pass, whatever ran it. Owner thread only, right after the pass.
 
     Args:
-        plan: The request.
+        checked: The request.
         resolved: What it meant for the model.
         result: Of the pass.
-        feature_maps: To return; without those that were added to the statistics of a stream.
-        queue_s: Seconds of waiting for a replica.
-        copies: Pending copies to the host.
-        is_stateful: Whether the model keeps state from pass to pass.
+        report: How it was run.
+        queue_s: Seconds of waiting.
+        statistics: Takes the statistics, all or none; the extraction is then without them.
+
+    Raises:
+        ServiceError: `REPLY_TOO_LARGE`, as the size may depend on the data; see `StreamStatistics.add`.
     """
+    if result.byte_count > checked.limits.max_reply_bytes:
+        check_byte_count(result.byte_count, checked.limits.max_reply_bytes)
+    transfers = this_thread.transfers
     depth = 1.0 if result.stopped_at is None else resolved.depth
     return Extraction(
-        feature_maps,
+        statistics.add(result) if statistics else result.feature_maps,
         collected_names(resolved, result) if resolved.is_plural else resolved.expansions,
         result.stopped_at,
         queue_s,
         result.compute_s,
         resolved.surgery.expansions,
         result.objective,
-        ExecutionReport(row_count=plan.batch_size or 0, stateful=is_stateful),
+        report,
         result.has_drawn,
-        depth if plan.start_at is None else None,  # it began in the middle
-        copies,
+        depth if checked.plan.start_at is None else None,  # it began in the middle
+        transfers.take() if transfers.has_begun else None,
     )
 
 
