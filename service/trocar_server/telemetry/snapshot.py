@@ -80,7 +80,7 @@ class ServerState:
         return Snapshot(
             Counter(entry.state.lower() for entry in self.engine.catalogue.entries()),
             self._replicas(),
-            Counter(trainer.state.value.lower() for trainer in self.trainers.all()),
+            Counter(trainer.state for trainer in self.trainers.all()),
             self._recorded(),
             *self._held(),
         )

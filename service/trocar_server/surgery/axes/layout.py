@@ -246,13 +246,13 @@ def _name_of_parts(axis: Axis) -> str:
 
 def _pieces(dim: Dim) -> tuple[Piece, ...]:
     if len(dim) > 1:
-        axes = tuple(axis for digit in dim if (axis := _axis(digit)) is not None)
+        axes = tuple(piece for digit in dim if (piece := _axis(digit)) is not None)
         return (Piece(axes=axes if len(axes) == len(dim) else ()),)
     if len(dim) != 1 or not dim[0].is_whole:
         return (Piece(),) if dim else ()
     axis = dim[0].axis.real
     if axis.kind is Kind.JOINED:
-        return tuple(piece for part in axis.parts for piece in _pieces(part) or (Piece(size=size_of(part)),))
+        return tuple(one for part in axis.parts for one in _pieces(part) or (Piece(size=size_of(part)),))
     if axis.kind is Kind.FIXED:
         return (Piece(size=axis.size),)
     if axis.kind is not Kind.NAMED:

@@ -51,11 +51,14 @@ def alone(reductions: Sequence[Reduction]) -> list[torch.Tensor]:
     ]
 
 
+def mask_of(found: Reduced) -> torch.Tensor | None:
+    """The mask of what is left of a value."""
+    return None if found.own is None else found.own.mask
+
+
 def counted(found: Reduced, *, by_sample: bool = False) -> list[torch.Tensor]:
     """The elements that statistics count."""
-    return [
-        part.flatten() for part in unpadded(found.value, found.own and found.own.mask, by_sample=by_sample)
-    ]
+    return [part.flatten() for part in unpadded(found.value, mask_of(found), by_sample=by_sample)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -120,7 +123,7 @@ def test_an_integer_on_the_width_counts_as_a_slice_of_one_does(by_sample: bool) 
 @pytest.mark.parametrize("sample", [0, 1, 2, -1])
 def test_an_integer_on_the_samples_leaves_that_samples_own_tokens(sample: int) -> None:
     found = reduced(Index((sample,)))
-    (part,) = unpadded(found.value, found.own and found.own.mask, by_sample=False)
+    (part,) = unpadded(found.value, mask_of(found), by_sample=False)
     assert torch.equal(part, padded()[sample, MASK[sample]])
     assert found.channel_dim == 1  # also of the part: statistics over channels use it
 
@@ -128,9 +131,9 @@ def test_an_integer_on_the_samples_leaves_that_samples_own_tokens(sample: int) -
 @pytest.mark.parametrize("token", [0, 3, -1])
 def test_an_integer_on_the_tokens_leaves_the_samples_that_have_one_there(token: int) -> None:
     found = reduced(Index((ALL, token)))
-    (part,) = unpadded(found.value, found.own and found.own.mask, by_sample=False)
+    (part,) = unpadded(found.value, mask_of(found), by_sample=False)
     assert torch.equal(part, padded()[MASK[:, token], token])
-    own = unpadded(found.value, found.own and found.own.mask, by_sample=True)
+    own = unpadded(found.value, mask_of(found), by_sample=True)
     assert [one.shape for one in own] == [(1, 4, int(kept)) for kept in MASK[:, token]]  # channels stay at 1
     wanted = counted(reduced(Take(Axis.TOKENS, (token,))), by_sample=True)
     assert all(torch.equal(one.flatten(), other) for one, other in zip(own, wanted, strict=True))
@@ -139,7 +142,7 @@ def test_an_integer_on_the_tokens_leaves_the_samples_that_have_one_there(token: 
 def test_integers_on_samples_and_tokens_leave_one_token_or_none() -> None:
     for sample, token in ((0, 1), (0, 4)):
         found = reduced(Index((sample, token)))
-        (part,) = unpadded(found.value, found.own and found.own.mask, by_sample=False)
+        (part,) = unpadded(found.value, mask_of(found), by_sample=False)
         assert torch.equal(part.flatten(), padded()[sample, token][MASK[sample, token].expand(4)])
         assert part.shape[0] == 4  # the channels
 
