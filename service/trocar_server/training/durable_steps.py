@@ -28,7 +28,7 @@ from weakref import WeakSet
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.run.forward_pass import is_out_of_memory
+from trocar_server.engine.schedule.device_memory import is_out_of_memory
 from trocar_server.errors import ServiceError
 from trocar_server.tasks import shielded
 from trocar_server.training.files.step_journal import JournalEntry

@@ -20,12 +20,12 @@ from trocar_server.engine.run.forward_pass import (
     PassResult,
     domain_errors,
     finish_pass,
-    is_out_of_memory,
 )
 from trocar_server.engine.run.operand_tensors import check_dtypes
 from trocar_server.engine.run.preview import stop_path
 from trocar_server.engine.run.run_plan import BoundCall, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
+from trocar_server.engine.schedule.device_memory import is_out_of_memory
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
 

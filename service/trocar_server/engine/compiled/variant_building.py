@@ -30,9 +30,9 @@ from trocar_server.engine.compiled.variant_trial import (
 )
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.run.forward_pass import is_out_of_memory
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.device_memory import is_out_of_memory
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import make_replica
 from trocar_server.models.identity import Identity

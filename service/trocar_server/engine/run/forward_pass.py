@@ -15,6 +15,7 @@ from trocar_server.engine.execute.collecting import Arguments, Collected, PassSp
 from trocar_server.engine.host.deployment import input_rejected
 from trocar_server.engine.request.plan import Payload
 from trocar_server.engine.resolve.tap_outputs import COVARIANCE, Output, TapTarget, companion_output
+from trocar_server.engine.schedule.device_memory import is_out_of_memory
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError, first_line
@@ -218,12 +219,6 @@ def domain_errors(
         problem = _out_of_memory(error, needed_bytes) if is_memory else input_rejected(hosted, error)
     # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
     raise problem
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host had too little memory."""
-    # torch 2.14 has no class for the host's: a RuntimeError of its allocator.
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _check_data(values: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Device memory that a GPU's caching allocator keeps for reuse."""
+"""Device memory: too little of it, and what a GPU's caching allocator keeps for reuse."""
 
 from contextlib import suppress
 
@@ -15,3 +15,9 @@ def give_back_cache(device: torch.device) -> None:
     if keeps_memory(device):
         with suppress(RuntimeError):  # raised by a device that no longer responds
             torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had too little memory."""
+    # torch 2.14 has no class for the host's: a RuntimeError of its allocator.
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -10,7 +10,7 @@ from torch import nn
 from trocar_server.engine.compiled.backends.graphs import GraphApi, Values
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.run.forward_pass import is_out_of_memory
+from trocar_server.engine.schedule.device_memory import is_out_of_memory
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.models import Pristine
 from trocar_server.surgery import Collector, operate
