@@ -248,3 +248,33 @@ def test_class_activation_maps_have_the_patches_of_the_images(
     found = client.grad_cam("dynamic_vit", images, "blocks.1.norm1", trocar.logit(1))
     np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-6)
     assert found.heatmap.shape == (2, size[0] * 4, size[1] * 4)
+
+
+@pytest.mark.parametrize("port", ["pattern", "logits"])
+def test_patterns_of_attention_have_the_patches_of_queries_and_keys(client: trocar.Client, port: str) -> None:
+    maps = client.extract("registers", {"pixel_values": pictures((3, 2))}, [f"**/{port}"])
+    assert maps.info
+    for info in maps.info.values():
+        assert info.axes == ("batch", "heads", "tokens", "tokens")
+        assert [(grid.dimension, grid.sizes, grid.first) for grid in info.token_grids] == [
+            (2, (3, 2), 5),
+            (3, (3, 2), 5),
+        ]
+
+
+def test_values_of_functions_have_the_dimensions_of_the_modules_that_call_them(client: trocar.Client) -> None:
+    """Each linear layer calls one function, in the same order."""
+    images = pictures((2, 3))
+    functions = client.extract("dynamic_vit", images, ["fn:linear@*"]).info.values()
+    modules = client.extract("dynamic_vit", images, ["**:Linear"]).info.values()
+    assert [info.shape for info in functions] == [info.shape for info in modules]
+    assert [info.axes for info in functions] == [info.axes for info in modules]
+    (convolution,) = client.extract("dynamic_vit", images, ["fn:conv2d"]).info.values()
+    assert convolution.axes == ("batch", "channels", "height", "width")
+
+
+def test_statistics_of_functions_are_of_the_channels_that_they_have(client: trocar.Client) -> None:
+    tap = trocar.tap("fn:permute@0", stats="mean", over="channel")  # (batch, rows, columns, channels)
+    maps = client.extract("dynamic_vit", pictures((2, 3)), [tap])
+    value, found = maps["fn:permute@0"], maps.stats["fn:permute@0"]
+    np.testing.assert_allclose(found.mean, value.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)

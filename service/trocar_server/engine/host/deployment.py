@@ -60,6 +60,8 @@ _DEPENDS_ON_DATA = frozenset(
 KINDS = frozenset({"fx", "fn", "attention"})
 """Recorded beside modules only on request: nodes, functions, and those of these that compute attention."""
 
+_OF_FUNCTIONS = frozenset({"fn", "attention"})
+
 Check = Callable[[Recording], None]
 
 
@@ -251,13 +253,13 @@ class Deployment:
         may_use_data: bool,
     ) -> Recording:
         before = self.recorded(signature)
-        layouts = self.layouts.make(signature, guard)
+        wanted = kinds | (before.kinds if before else frozenset())
+        layouts = self.layouts.make(signature, guard, with_functions=bool(wanted & _OF_FUNCTIONS))
 
         def check_staged(recording: Recording) -> None:
             if check is not None and not kinds:  # nodes and functions are recorded later
                 check(replace(_staged(self.hosted, recording), layouts=layouts))
 
-        wanted = kinds | (before.kinds if before else frozenset())
         try:
             if self.needs_data(signature):
                 raise DataNeededError
@@ -309,7 +311,8 @@ class Deployment:
         """
         found = self.recorder.record_data(called, kinds, guard, self.max_pass_bytes())
         signature = signature_of_called(self.hosted, *called)
-        return replace(_staged(self.hosted, found), layouts=self.layouts.make(signature, guard))
+        layouts = self.layouts.make(signature, guard, with_functions=bool(kinds & _OF_FUNCTIONS))
+        return replace(_staged(self.hosted, found), layouts=layouts)
 
     def may_differ(self, error: ServiceError, recording: Recording | None = None) -> bool:
         """Whether an error may be due to a recording's data; the example's when None."""

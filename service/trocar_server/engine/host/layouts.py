@@ -34,7 +34,8 @@ from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.axes.axis import Axis, Dims, Kind, whole
 from trocar_server.surgery.axes.layout import NO_LAYOUTS, Layouts
 from trocar_server.surgery.recording.layout_check import checked
-from trocar_server.surgery.recording.layout_walk import Walk, walk
+from trocar_server.surgery.recording.layout_walk import Walk, Watching, walk
+from trocar_server.surgery.sessions.function_calls import FunctionWatch
 from trocar_server.surgery.structure import leaves
 from trocar_server.tensors.reductions.padding import MASKS
 
@@ -63,30 +64,40 @@ class ModelLayouts:
     recorder: ModelRecorder
     check_made: CheckMade | None = None
     _known: dict[SignatureKind, Layouts] = field(default_factory=dict)
+    _of_functions: set[SignatureKind] = field(default_factory=set)
 
     def find(self, signature: Signature) -> Layouts | None:
         """Return the layouts for inputs of a signature; None where they were not made yet."""
         return self._known.get(kind_of(signature))
 
-    def make(self, signature: Signature, guard: PassGuard) -> Layouts:
+    def make(self, signature: Signature, guard: PassGuard, *, with_functions: bool = False) -> Layouts:
         """Return the layouts for inputs of a signature; see Note: [Passes with tags].
+
+        Args:
+            signature: Of the inputs.
+            guard: Aborts the passes.
+            with_functions: Whether those of values of functions are wanted, too.
 
         Raises:
             PassAborted: The guard aborted a pass.
         """
-        known = self.find(signature)
-        if known is None:
+        known, kind = self.find(signature), kind_of(signature)
+        if known is None or (with_functions and kind not in self._of_functions):
             known = NO_LAYOUTS
             with suppress(DataNeededError):
-                known = self._made(signature, guard)
-            kept = list(self._known.items())[1 - _KINDS_KEPT :]
-            self._known = {**dict(kept), kind_of(signature): known}
+                known = self._made(signature, guard, FunctionWatch if with_functions else None)
+            kept = [entry for entry in self._known.items() if entry[0] != kind][1 - _KINDS_KEPT :]
+            self._known = {**dict(kept), kind: known}
+            self._of_functions = {
+                *self._of_functions,
+                *([kind] if with_functions else []),
+            } & self._known.keys()
         return known
 
-    def _made(self, signature: Signature, guard: PassGuard) -> Layouts:
+    def _made(self, signature: Signature, guard: PassGuard, watching: Watching | None) -> Layouts:
         for has_own_sizes in (False, True):
             inputs = TaggedInputs(self.recorder.hosted, signature, has_own_sizes=has_own_sizes)
-            passes = _Passes(self.recorder, inputs, guard, self.check_made)
+            passes = _Passes(self.recorder, inputs, guard, self.check_made, watching)
             first = passes.walk(_SAMPLES[0], {})
             if first is not None:
                 return passes.checked(first)
@@ -108,8 +119,9 @@ class _Passes:
         inputs: "TaggedInputs",
         guard: PassGuard,
         check_made: CheckMade | None,
+        watching: Watching | None,
     ) -> None:
-        self._recorder, self._inputs = recorder, inputs
+        self._recorder, self._inputs, self._watching = recorder, inputs, watching
         self._guard, self._check_made = guard, check_made
 
     def walk(self, samples: int, sizes: Mapping[str, int]) -> Walk | None:
@@ -155,7 +167,8 @@ class _Passes:
         names, values, dims = self._inputs.make(samples, sizes, device)
         called = self._recorder.hosted.forward.called(names, values)
         with self._guard.watching(module):
-            return walk(module, called, dict(zip(names, values, strict=True)), dims, self._inputs.masks)
+            named = dict(zip(names, values, strict=True))
+            return walk(module, called, named, dims, self._inputs.masks, self._watching)
 
 
 class TaggedInputs:

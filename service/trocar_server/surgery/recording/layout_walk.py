@@ -7,9 +7,10 @@ layouts.find("encoder.layer.0", 0, "out", ())
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,12 @@ from trocar_server.surgery.axes.layout import Key, Layouts, layout_of
 from trocar_server.surgery.axes.operation import dims_of, put_dims
 from trocar_server.surgery.axes.tagging import Tagging
 from trocar_server.surgery.ports import CallPorts
+from trocar_server.surgery.recording.function_layouts import FunctionDims
 from trocar_server.surgery.recording.recording import hooked
 from trocar_server.surgery.structure import leaves
 from trocar_server.tensors.reductions.padding import MASKS
+
+Watching: TypeAlias = Callable[[FunctionDims], AbstractContextManager[object]]
 
 
 class _LayoutRecorder:
@@ -89,6 +93,7 @@ def walk(
     named: Mapping[str, Any],
     dims: Iterable[tuple[Tensor, Dims]],
     masks: Mapping[str, str],
+    watching: Watching | None = None,
 ) -> Walk:
     """Run one pass, and return the layouts of its values.
 
@@ -98,6 +103,7 @@ def walk(
         named: The inputs by name.
         dims: Tensors of the inputs, and what their dimensions are.
         masks: The arguments that mask axes of the inputs, by the axis's name, as far as the model tells.
+        watching: Returns a context that reports the calls of functions; None without their layouts.
 
     Raises:
         Exception: The model's error on such inputs.
@@ -107,12 +113,15 @@ def walk(
     inputs = list(dims)
     for tensor, own in inputs:
         put_dims(tensor, own)
-    with torch.no_grad(), hooked(modules, recorder), tagging:
+    functions = FunctionDims()
+    watch = nullcontext() if watching is None else watching(functions)
+    with torch.no_grad(), hooked(modules, recorder), tagging, watch:
         module(*called[0], **called[1])
     masks = {**_masked_axes(named), **masks}
     _name_rest(inputs, tagging.mixed)
-    by_value = {key: layout_of(own, masks) for key, own in recorder.dims.items()}
-    shapes = {key: tuple(map(size_of, own)) for key, own in recorder.dims.items()}
+    dims_of_values = {**recorder.dims, **functions.dims}
+    by_value = {key: layout_of(own, masks) for key, own in dims_of_values.items()}
+    shapes = {key: tuple(map(size_of, own)) for key, own in dims_of_values.items()}
     first = next((digit.axis.real for _, own in inputs for digit in own[0][:1]), None)
     first_axis = "" if first is None else first.name or str(first.kind)
     return Walk(Layouts(by_value, dict(tagging.missing)), shapes, first_axis)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery.recording.function_layouts import ATTENTION
 from trocar_server.surgery.recording.recording import (
     Leaf,
     ModuleCall,
@@ -21,7 +22,7 @@ from trocar_server.surgery.recording.recording import (
 from trocar_server.surgery.resolution.call_records import Records, modules_of
 from trocar_server.surgery.resolution.values import Value, values_of
 from trocar_server.surgery.selectors.selectors import LOGITS, SINK, Selector
-from trocar_server.surgery.sessions.attention import ATTENTION, SOFTMAX
+from trocar_server.surgery.sessions.attention import SOFTMAX
 from trocar_server.surgery.sessions.functions import SCORES
 from trocar_server.surgery.sessions.taps import Target
 

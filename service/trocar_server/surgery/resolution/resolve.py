@@ -6,6 +6,7 @@ from dataclasses import replace
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery.axes.layout import Layout, Layouts
+from trocar_server.surgery.recording.function_layouts import FUNCTION
 from trocar_server.surgery.recording.recording import ModuleRecord, Recording
 from trocar_server.surgery.resolution.attention import attention_of
 from trocar_server.surgery.resolution.call_records import functions_of, modules_of, nodes_of
@@ -40,9 +41,10 @@ def _with_layouts(values: list[Value], recording: Recording) -> list[Value]:
 
 
 def _layout(target: Target, layouts: Layouts) -> Layout | None:
-    if target.kind != "module" or target.view or target.columns:
+    if target.view or target.columns or target.kind not in ("module", "fn"):
         return None
-    return layouts.find(target.path, target.call, target.port, target.picks)
+    path = target.path if target.kind == "module" else FUNCTION + target.path
+    return layouts.find(path, target.call, target.port, target.picks)
 
 
 def resolve_nodes(selector: Selector, nodes: Mapping[str, ModuleRecord] | None) -> list[Value]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-ATTENTION = "scaled_dot_product_attention"
 SOFTMAX = "softmax"
-"""The function with a `scores` port."""
+"""Another function that computes attention."""
 
 
 def attention_logits(

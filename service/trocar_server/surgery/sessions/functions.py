@@ -19,11 +19,11 @@ from torch import nn
 
 from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.ports import UNNAMED, Arguments, CallPorts
+from trocar_server.surgery.recording.function_layouts import ATTENTION
 from trocar_server.surgery.recording.recording import Leaf, ModuleRecord, Recorder, StepCount, hooked
 from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.selectors.selectors import LOGITS
 from trocar_server.surgery.sessions.attention import (
-    ATTENTION,
     SOFTMAX,
     attention_logits,
     attention_output,
