@@ -57,7 +57,7 @@ async def build_apart(job: Job) -> Built:
 
 def _parsed(output: bytes, code: int | None) -> Built:
     try:
-        found = json.loads(output)
+        told = json.loads(output)
     except ValueError:
         return Built(problem=f"the build process ended with code {code} without a result")
-    return Built(tuple(map(tuple, found["pairs"])), found["has_graph"], found["problem"])
+    return Built(**{**told, "pairs": tuple(map(tuple, told["pairs"]))})

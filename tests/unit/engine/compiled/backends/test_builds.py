@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models.row_models import WIDTH, Mixing
 from tests.support.models.tiny_models import DataDependent, Plain
 from tests.unit.engine.compiled.backends.nets import batch, out, recipe
 from tests.unit.engine.compiled.backends.test_torch_runner import eager
@@ -24,13 +25,28 @@ def spec(kind: type, shape: tuple[int, ...] = (3, 8, 8)) -> ModelSpec:
 async def test_another_process_builds_the_very_model(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     built = await build_apart(Job(spec(Plain), tmp_path, WANTED, tmp_path, True))
-    assert (built.problem, built.has_graph, built.pairs) == ("", True, ())
+    assert built == Built(pairs=(), has_graph=True, problem="", mixed_rows="")
     import torch
 
     torch.manual_seed(0)
     expected = eager(Plain().eval(), WANTED, batch(3))
     found = OpenVinoRunner(tmp_path, WANTED, Numerics.FAST, 1).run([batch(3)])
     assert worst_deviation(Numerics.FAST, expected, found) < 1
+
+
+@pytest.mark.parametrize("with_openvino", [False, True])
+async def test_another_process_says_why_rows_may_mix(tmp_path: Path, with_openvino: bool) -> None:
+    spec = ModelSpec(
+        "tiny",
+        f"{Mixing.__module__}:{Mixing.__qualname__}",
+        "random:0",
+        input_shape=(WIDTH,),
+        options={"mix": "mean"},
+    )
+    built = await build_apart(
+        Job(spec, tmp_path, recipe(out("linear"), row=(WIDTH,)), tmp_path, with_openvino)
+    )
+    assert built.mixed_rows == "aten.mean.dim in 'model': it goes along the rows"
 
 
 async def test_a_model_that_cannot_be_followed_has_a_problem_and_no_graph(tmp_path: Path) -> None:
