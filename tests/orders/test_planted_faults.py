@@ -29,6 +29,8 @@ from trocar_server.training.trainer_calls import Applied
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.orders.case import Case
+
 CASES = [*trainer_calls.CASES, *stored_calls.CASES, *server_calls.CASES, *fit_calls.CASES]
 
 
@@ -136,9 +138,22 @@ FAULTS = [
 ]
 
 
+def _case(name: str) -> Case:
+    return next(case for case in CASES if str(case) == name)
+
+
+@pytest.mark.parametrize(("name", "event"), sorted({(fault.name, fault.event) for fault in FAULTS}))
+def test_where_a_fault_would_show_there_is_none(name: str, event: Event, tmp_path: Path) -> None:
+    """Tried at every await, also in the ordinary run: these are the places of faults that there were."""
+    case = _case(name)
+    control = controlled(case, 0, tmp_path / "control")
+    for at in range(1, control.await_count + 1):
+        swept(case, control, event, at, 0, tmp_path / f"{at}")
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_planted_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
-    case = next(case for case in CASES if str(case) == fault.name)
+    case = _case(fault.name)
     control = controlled(case, 0, tmp_path / "control")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fault.owner, fault.attribute, fault.planted)

@@ -87,7 +87,8 @@ def company(
             ]
         finally:
             go_on.set()
-        holding.result(), first.result()
+        holding.result()
+        first.result()
         replies = [call.result() for call in calls]
     for number, (mine, reply) in enumerate(zip(exact, replies, strict=True)):
         theirs = parts(reply)

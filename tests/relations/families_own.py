@@ -182,12 +182,28 @@ class Tuple(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12))
+        self.body = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Identity(), nn.Linear(12, 12))
         self.head = nn.Linear(12, 5)
 
     def forward(self, x: torch.Tensor) -> Any:
         features = self.body(x)
         return {"scores": self.head(features), "features": (features, features.square())}
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, also in evaluation mode, and scales by the count."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.body = nn.Sequential(nn.Linear(8, 12), nn.Tanh())
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count += 1
+        return self.head(self.body(x) * self.count)
 
 
 _STEPS = {"x": "lb8"}
@@ -237,5 +253,6 @@ OWN = [
     ),
     Family("queries", Queries, _PICTURE, {"h": 8, "w": 12}, input_shape=(3, 8, 12), grows=True),
     Family("tuple", Tuple, {"x": "b8"}, {}, input_shape=(8,)),
+    Family("counting", Counting, {"x": "b8"}, {}, input_shape=(8,)),
 ]
 """The families of this file."""

@@ -255,9 +255,11 @@ def _rows(name: str, maps: trocar.FeatureMaps, sample: int) -> Parts:
 
 
 def alone(hosts: ProcessedHosts, name: str, chance: Random) -> Outcome:
-    """Compare a sample among others with the same by itself."""
+    """Compare a sample among others with the same by itself; of texts the shortest, which is padded most."""
     samples = [KINDS[name].sample(chance) for _ in range(COUNT)]
     outcome, ask, chosen = Outcome("alone", name), _asking(hosts, name, chance), chance.randrange(COUNT)
+    if KINDS[name].has_tokens:
+        chosen = min(range(COUNT), key=lambda number: len(str(samples[number]).split()))
     together = asked(lambda: ask(_inputs(hosts, name, samples)))
     single = asked(lambda: ask(_inputs(hosts, name, samples[chosen : chosen + 1])))
     if not refused_alike(outcome, together, single):

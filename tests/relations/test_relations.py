@@ -28,7 +28,7 @@ COUNT = int(os.environ.get("TROCAR_RELATIONS", "0"))
 SEED = int(os.environ.get("TROCAR_RELATIONS_SEED", "0"))
 SMALL = (
     *("time-first-gru", "last-state", "masked-encoder", "equal-towers", "tuple", "swin", "bert", "llama"),
-    *("t5", "flava"),
+    *("t5", "flava", "counting"),
 )
 """The families of a usual run."""
 CASES = COUNT or 2
