@@ -171,6 +171,7 @@ def _image_texts(
         **_common(takes, most_bytes),
         **asdict(TextOptions() if texts is None else texts.options),
         "model_tokens": takes.token_count,
+        "left_padding": takes.left_padding,
         "most_tokens": limits.max_tokens,
         "most_characters": limits.max_text_characters,
         "sizes": given.sizes,

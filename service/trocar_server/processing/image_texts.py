@@ -69,6 +69,7 @@ def process_image_texts(head: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"arrays": {}, "samples": [], "image_bytes": image_bytes}
     images = list(_images(sizes, data))
     made, heard = _made(processor, entries, texts, images, head)
+    _check_padding(heard.masks, head)
     taken = head["names"]
     arrays = {name: plain_array(made[name]) for name in made if taken is None or name in taken}
     if not texts:
@@ -297,6 +298,20 @@ def _made(
     finally:
         processor.tokenizer = tokenizer
     return {name: np.asarray(value) for name, value in made.items()}, heard
+
+
+def _check_padding(masks: Sequence[Sequence[int]], head: dict[str, Any]) -> None:
+    """Refuse padding on the left for a model that would count it. See Note: [Padding on the left].
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`, the processor pads on the left, and the model takes no position ids.
+    """
+    if head["left_padding"] == "right" and any(any(mask) and not mask[0] for mask in masks):
+        raise _rejected(
+            "the model's processor pads texts of different lengths on the left, and the model takes no "
+            "position ids, so the padding would move every token: send texts of equal length, one text a "
+            "call, or arrays"
+        )
 
 
 def _text_options(tokenizer: Any, entries: Sequence[Any], head: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ deadline, a cancellation, a stop or `max_processing_s` kills them.
 A tokenizer may pad on the left, as those of decoders do. A model with absolute positions then counts the
 padding, unless it gets positions. So it gets those of transformers' own generation where its forward takes
 them; some models compute them themselves, from the ids or the mask. The texts of all others are padded on the
-right, where no token's position moves. A tokenizer that sends no mask pads as it always does: the model reads
+right, where no token's position moves; where a processor of images with texts pads on the left by itself,
+texts of different lengths are refused. A tokenizer that sends no mask pads as it always does: the model reads
 its padding. Arrays are used as sent.
 """
 
