@@ -58,7 +58,7 @@ class VariantRecord(Record):
     engine: str
     numerics: Numerics
     pairs: tuple[Pair, ...]
-    mixed_rows: str = Built.mixed_rows
+    mixed_rows: str
     files: Mapping[str, str]
 
     @classmethod
