@@ -76,7 +76,7 @@ class HealthRow:
     weight_norm: float | None
     """Euclidean norm of these parameters, as the pass used them; None where there are none."""
     ratio: float | None
-    """`parameter_gradient_norm` divided by `weight_norm`; None where there is none, or it is zero."""
+    """`parameter_gradient_norm` divided by `weight_norm`; None without one, or it is zero."""
     flags: tuple[Flag, ...]
     """What is wrong with it, the worst first; empty where nothing is."""
 

@@ -97,7 +97,7 @@ def arranged(values: Array, described: Described | None, channel_dim: int | None
 
 
 def samples_dim(axes: Sequence[str]) -> int | None:
-    """Return the dimension of the samples; None where there is none."""
+    """Return the dimension of the samples; None without one."""
     return next((dim for dim, name in enumerate(axes) if name in SAMPLES), None)
 
 

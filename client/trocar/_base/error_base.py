@@ -22,7 +22,7 @@ class TrocarError(Exception):
     """
 
     reason: ErrorReason | None = None
-    """The stable reason; None where there is none, as when nobody answers."""
+    """The stable reason; None without one, as when nobody answers."""
 
     def __init_subclass__(cls, reason: ErrorReason | None = None) -> None:
         super().__init_subclass__()

@@ -89,7 +89,7 @@ class Manifest:
 
 
 def load(root: Path) -> Manifest | None:
-    """Read the manifest of an output; None where there is none.
+    """Read the manifest of an output; None without one.
 
     Raises:
         OutputError: It cannot be understood.

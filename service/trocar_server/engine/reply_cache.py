@@ -93,7 +93,7 @@ class ReplyCache:
         return sum(len(owned.entries) for owned in self._owners.values())
 
     def get(self, owner: str, key: bytes) -> KeptReply | None:
-        """Return the owner's reply under a key and mark it as used; None where there is none."""
+        """Return the owner's reply under a key and mark it as used; None without one."""
         owned = self._owners.get(owner)
         found = owned.entries.get(key) if owned else None
         if owned is None or found is None:

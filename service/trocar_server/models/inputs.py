@@ -238,7 +238,7 @@ class InputSignature:
 
     @property
     def image_channels(self) -> int | None:
-        """Channels of the input that images become; None where there is none of that name, or any number."""
+        """Channels of the input that images become; None without one of that name, or any number."""
         shape = next((spec.shape for spec in self.inputs if spec.name == IMAGES), None)
         channels = shape[1] if shape is not None and len(shape) == 4 else None
         return channels if isinstance(channels, int) else None

@@ -62,7 +62,7 @@ class TapTarget:
 
     @property
     def samples_dim(self) -> int | None:
-        """The dimension of the samples; the first one where that is not known, None where there is none."""
+        """The dimension of the samples; the first one where that is not known, None without one."""
         return samples_dim_of(self.target.layout)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Deadlines of calls, as times of `time.monotonic()` in seconds; None where there is none."""
+"""Deadlines of calls, as times of `time.monotonic()` in seconds; None without one."""
 
 import asyncio
 import time

@@ -103,7 +103,7 @@ class FairQueue(Generic[Item]):
         return ticket
 
     def head(self, flow: str | None = None) -> Item | None:
-        """Return the next item, or the next one of a flow, without removing it; None where there is none."""
+        """Return the next item, or the next one of a flow, without removing it; None without one."""
         if not (self.count if flow is None else self.count_of(flow)):
             return None
         own = self._turn() if flow is None else self.circle[flow]
@@ -159,7 +159,7 @@ class FairQueue(Generic[Item]):
         return own.count if own else 0
 
     def place_for(self, flow: str) -> Ticket | None:
-        """Return the ticket that an item of a flow replaces in a full queue; None where there is none.
+        """Return the ticket that an item of a flow replaces in a full queue; None without one.
 
         The last one of the flow with the most items, if that flow still has at least as many afterwards.
         """

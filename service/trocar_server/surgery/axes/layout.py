@@ -83,7 +83,7 @@ class Layout:
         return UNKNOWN not in self.axes
 
     def dim_of(self, name: str) -> int | None:
-        """Return the only dimension of a name; None where there is none, or several."""
+        """Return the only dimension of a name; None without one, or several."""
         return self.axes.index(name) if self.axes.count(name) == 1 else None
 
     @property
@@ -295,7 +295,7 @@ def class_dim_of(layout: Layout | None, rank: int) -> int | None:
 
 
 def samples_dim_of(layout: Layout | None) -> int | None:
-    """Return the dimension of the samples: the first where that is not known, None where there is none."""
+    """Return the dimension of the samples: the first where that is not known, None without one."""
     if layout is None or layout.batch is not None:
         return 0 if layout is None else layout.batch
     names = {part for name in layout.axes for part in name.split("*")}

@@ -20,8 +20,8 @@ class ValueSignature:
         name: Of the operation, for errors.
         shape: Sizes of the dimensions.
         dtype: Of the elements.
-        samples: The dimension of the samples; None where there is none.
-        channels: The dimension of the channels, from 0; None where there is none.
+        samples: The dimension of the samples; None without one.
+        channels: The dimension of the channels, from 0; None without one.
     """
 
     name: str

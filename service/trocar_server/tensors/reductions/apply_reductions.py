@@ -36,7 +36,7 @@ class Reduced:
     Attributes:
         value: The result. It may share memory with the input.
         companions: Further results, by role: `indices`, int64, of a top-k.
-        channel_dim: Channel dimension of the result, from 0; None where there is none.
+        channel_dim: Channel dimension of the result, from 0; None without one.
         has_samples: Whether dimension 0 of the result is the samples.
         extra_bytes: Peak memory in bytes besides the input, the result included. Views count as if they
         were copies, workspaces of kernels do not count.
@@ -93,7 +93,7 @@ def reduce_value(
         operands: The tensors of `operand_specs(reductions)`, in order, on any device.
         check: Called between steps; raises to stop.
         own: Which positions are no padding; None where all are. See Note: [Padding].
-        samples_dim: The dimension of the samples; None where there is none. Reductions of each sample move it
+        samples_dim: The dimension of the samples; None without one. Reductions of each sample move it
             to the front.
 
     Raises:

@@ -37,8 +37,8 @@ class Stage:
 
     Attributes:
         value: The value; on the meta device it has only a signature.
-        samples_dim: The dimension of the samples, from 0; None where there is none.
-        channel_dim: The dimension of the channels, from 0; None where there is none.
+        samples_dim: The dimension of the samples, from 0; None without one.
+        channel_dim: The dimension of the channels, from 0; None without one.
         workspace_bytes: Bytes of temporaries that computing it needed, besides input and result.
         companions: Further results, by role.
         mask: Of a value with padding: which positions are a sample's own. Without a dimension that an index

@@ -83,5 +83,5 @@ class CudaGraphs:
 
 
 def graphs_of(device: torch.device) -> GraphApi | None:
-    """Return the recorder of a device; None where there is none."""
+    """Return the recorder of a device; None without one."""
     return CudaGraphs(device) if device.type == "cuda" else None
