@@ -15,8 +15,8 @@ from trocar_server.surgery import Collector, TapSession, Target
 
 SHARE = 0.9
 """Of the families whose last block has one row for each sample, at least so many are proved."""
-UNPROVED = {"vilt", "mixtral", "qwen3-moe", "deberta"}
-"""One reads its data, experts sort the tokens of all rows, one folds a constant into rows and heads."""
+UNPROVED = {"vilt", "mixtral", "qwen3-moe", "deberta", "counting"}
+"""One reads its data, one writes to itself, experts sort the tokens of all rows, one folds a constant in."""
 BATCHES = ((2, 0), (1, 1), (1, 3))
 """Rows before and behind those that are compared."""
 
