@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
+from tests.orders.histories_fits import Controls
 from tests.orders.histories_server import Configuration, Engine, Streams
 from tests.orders.histories_stored import Edits, Uploads
 from tests.orders.histories_trainers import Routing, Steps
 from tests.orders.history import History, run_histories
+from trocar_api.v1 import fit_pb2
 from trocar_server.app.lifecycle import Lifecycle
 from trocar_server.edit_store.edit_store import EditStore
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.lease import ReplicaPool
 from trocar_server.training.datasets.layout import DatasetLayout
 from trocar_server.training.durable_steps import DurableSteps
+from trocar_server.training.fit.fit_run import FitRun
 from trocar_server.training.numbering import Numbering
 
-KINDS = (Engine, Steps, Edits, Uploads, Streams, Configuration, Routing)
+KINDS = (Engine, Steps, Controls, Edits, Uploads, Streams, Configuration, Routing)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -82,6 +85,11 @@ FAULTS = [
         Streams,
         (StreamStatistics, "_resume", _resume_with_nothing),
         (("stream", {"after": 0, "count": 3}), ("stream", {"after": 3, "count": 2})),
+    ),
+    Fault(
+        Controls,
+        (FitRun, "remember", _applied_nothing),
+        (("start", {}), ("control", {"command": fit_pb2.FIT_COMMAND_PAUSE}), ("restart", {})),
     ),
     Fault(Configuration, (Lifecycle, "reload", _applied_nothing), (("reload", {"name": "other weights"}),)),
     Fault(Routing, (DurableSteps, "record", _applied_nothing), (("step", {}), ("lose", {"is_stop": False}))),
