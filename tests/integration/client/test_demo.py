@@ -83,7 +83,7 @@ def test_demo_succeeds_and_stops_its_server(demo: Run) -> None:
 
 def test_demo_prints_module_tree_shapes_statistics_and_classes(demo: Run) -> None:
     lines = [" ".join(line.split()) for line in demo.text.splitlines()]
-    assert "│ ├─ 2 MBConvBlock 8,832 1 (1, 24, 56, 56)" in lines
+    assert "│ ├─ 2 MBConvBlock 8,832 1 (1, 24, 56, 56) batch channels height width" in lines
     assert "_blocks.10 _blocks.10 MBConvBlock (2, 112, 14, 14) float32 175.6 kB" in lines
     assert any(line.startswith("logits (2, 1000) -0.06") for line in lines)
     cat, cup = lines.index("chelsea.png probability"), lines.index("coffee.png probability")
