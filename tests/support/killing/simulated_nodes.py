@@ -76,7 +76,8 @@ class SimulatedNodes:
     def repair(self) -> None:
         """Remove nodes whose raylet was killed, and add new ones in their place."""
         for node in list(self._cluster.worker_nodes):
-            if not is_alive(_raylet_of(node)):
+            raylet = _raylet_of(node)
+            if raylet in self._killed or not is_alive(raylet):  # the end of a killed one may take a moment
                 self._cluster.remove_node(node, allow_graceful=False)
         while len(self._cluster.worker_nodes) < self._count:
             self._add_node()
