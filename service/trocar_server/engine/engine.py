@@ -91,7 +91,9 @@ class Engine:
         )
         self.deployment = self.deployments.find
         self.run = owner.run_guarded
-        self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
+        self.checks = Checks(
+            self.deployment, lambda: self.limits, self.run, self._run_later, lambda: owner.is_busy
+        )
         self.replies = ReplyCache(limits.feature_cache_bytes)
         self.compiled = CompiledVariants(
             owner, config, lambda: self.limits, data_dir, kept_dir, identify=self.identity

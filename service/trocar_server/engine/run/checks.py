@@ -39,6 +39,7 @@ from trocar_server.engine.run.resolving import known_signature, resolve_plan, re
 from trocar_server.engine.schedule.device import device_user
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery.axes.layout import Layouts
 from trocar_server.surgery.recording.symbolic import has_symbolic_parts, import_symbolic_parts
 from trocar_server.tasks import begin
 
@@ -53,6 +54,10 @@ _KNOWN_BEFORE_INPUTS = (
     ErrorReason.EDIT_NOT_REACHED,
 )
 """Errors of a tap that do not depend on the inputs."""
+
+
+_LIST_WAIT_S = 0.02
+"""How long a list of modules waits for what dimensions mean while the thread that computes is busy."""
 
 
 class Run(Protocol):
@@ -73,6 +78,7 @@ class Checks:
         limits: Returns the current limits of a call.
         run: Runs recordings on the owner thread.
         later: Queues work for the owner thread that nobody waits for.
+        is_busy: Whether that thread would not begin new work at once.
     """
 
     def __init__(
@@ -81,12 +87,15 @@ class Checks:
         limits: Callable[[], Limits],
         run: Run,
         later: Callable[[Callable[[], None]], object],
+        is_busy: Callable[[], bool],
     ) -> None:
-        self._later = later
+        self._later, self._is_busy = later, is_busy
         self._deployment_of = deployment_of
         self._limits = limits
         self._run = run
         self._importing: set[asyncio.Task[None]] = set()
+        self._describing: dict[int, asyncio.Task[Layouts]] = {}
+        """By the id of the deployment, which its task keeps."""
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return a recorded pass, on the model's example input or on inputs of a given signature."""
@@ -94,17 +103,38 @@ class Checks:
         return deployment.example if signature is None else await self._record(deployment, signature)
 
     async def described(self, model_id: str, signature: Signature | None = None) -> Recording:
-        """Return a recorded pass as `recording` does, with what the dimensions of its values mean."""
+        """Return a recorded pass as `recording` does, with what the dimensions of its values mean.
+
+        Without it while that is not known and the thread that computes is busy: a list of modules does not
+        wait behind a pass.
+        """
         recording = await self.recording(model_id, signature)
         if recording.layouts is not None:
             return recording
-        deployment, guard = self._deployment_of(model_id), PassGuard()
-        known = deployment.example_signature
+        deployment, is_busy = self._deployment_of(model_id), self._is_busy()
+        known = deployment.layouts.find(deployment.example_signature)
+        if known is not None:
+            return replace(recording, layouts=known)
+        making = self._describing.get(id(deployment))
+        if making is None:
+            making = self._describing[id(deployment)] = asyncio.create_task(self._layouts(deployment))
+            making.add_done_callback(partial(self._described, id(deployment)))
+        done, _ = await asyncio.wait((making,), timeout=_LIST_WAIT_S if is_busy else None)
+        return replace(recording, layouts=making.result()) if done else recording
+
+    def _described(self, key: int, making: "asyncio.Task[Layouts]") -> None:
+        del self._describing[key]
+        if not making.cancelled():
+            making.exception()  # retrieved: a list that did not wait does not ask for it
+
+    async def _layouts(self, deployment: Deployment) -> Layouts:
+        """Return the layouts of a model's example."""
+        known, guard = deployment.example_signature, PassGuard()
         make = partial(deployment.layouts.make, known, guard)
         if not deployment.needs_data(known):
-            return replace(recording, layouts=await self._run(make, guard, None))
+            return await self._run(make, guard, None)
         async with deployment.pool.lease(None, rows=_rows(known)):
-            return replace(recording, layouts=await self._run(make, guard, None))
+            return await self._run(make, guard, None)
 
     async def preview(
         self, plan: Plan, deadline: float | None = None, payloads: Mapping[str, Payload] = NO_PAYLOADS
