@@ -84,17 +84,18 @@ class Controls(History):
     def wait(self, count: int) -> None:
         """Let a fit that waits do no further step."""
 
-        async def some() -> None:
+        async def some() -> int:
             if runs:
                 await runs[0].rests.wait()
-            self.reached = self.steps()
+            reached = self.steps()
             for _ in range(count):
                 await asyncio.sleep(0.01)
+            return reached
 
         runs = [run for run in self.server.app.fits._runs.values() if run.phase in WAITING]
-        self.run(some())
+        reached = self.run(some())
         if runs:
-            assert self.steps() == self.reached
+            assert self.steps() == reached
         self.check()
 
     def steps(self) -> int:
