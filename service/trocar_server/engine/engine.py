@@ -38,6 +38,10 @@ from trocar_server.surgery import PassGuard
 
 Result = TypeVar("Result")
 
+_LIST_WAIT_S = 0.02
+_START_WAIT_S = 10.0
+"""For what a server does after its start, or a trainer."""
+
 
 class Engine:
     """Runs plans on the models of a catalogue. Every method belongs to one event loop.
@@ -91,9 +95,7 @@ class Engine:
         )
         self.deployment = self.deployments.find
         self.run = owner.run_guarded
-        self.checks = Checks(
-            self.deployment, lambda: self.limits, self.run, self._run_later, lambda: owner.is_busy
-        )
+        self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later, self._patience)
         self.replies = ReplyCache(limits.feature_cache_bytes)
         self.compiled = CompiledVariants(
             owner, config, lambda: self.limits, data_dir, kept_dir, identify=self.identity
@@ -257,6 +259,13 @@ class Engine:
         with suppress(ServiceError):  # it was unloaded
             if self.deployment(plan.model_id).reply_version == version:
                 self.replies.put(key.question.owner, key.digest, reply)
+
+    def _patience(self) -> float | None:
+        """Return the seconds that a list may wait for the owner thread: behind passes hardly any."""
+        if not self.owner.is_busy:
+            return None
+        is_passing = any(deployment.pool.leased_count for deployment in self.deployments.values())
+        return _LIST_WAIT_S if is_passing else _START_WAIT_S
 
     def _run_later(self, work: Callable[[], None]) -> None:
         """Queue work for the owner thread that nobody waits for."""

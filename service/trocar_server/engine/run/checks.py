@@ -56,10 +56,6 @@ _KNOWN_BEFORE_INPUTS = (
 """Errors of a tap that do not depend on the inputs."""
 
 
-_LIST_WAIT_S = 0.02
-"""How long a list of modules waits for what dimensions mean while the thread that computes is busy."""
-
-
 class Run(Protocol):
     """Runs work that checks the guard on the owner thread; see `Engine.run`."""
 
@@ -78,7 +74,7 @@ class Checks:
         limits: Returns the current limits of a call.
         run: Runs recordings on the owner thread.
         later: Queues work for the owner thread that nobody waits for.
-        is_busy: Whether that thread would not begin new work at once.
+        patience: Returns how many seconds a list may wait for that thread; None for as long as it takes.
     """
 
     def __init__(
@@ -87,9 +83,9 @@ class Checks:
         limits: Callable[[], Limits],
         run: Run,
         later: Callable[[Callable[[], None]], object],
-        is_busy: Callable[[], bool],
+        patience: Callable[[], float | None],
     ) -> None:
-        self._later, self._is_busy = later, is_busy
+        self._later, self._patience = later, patience
         self._deployment_of = deployment_of
         self._limits = limits
         self._run = run
@@ -111,7 +107,7 @@ class Checks:
         recording = await self.recording(model_id, signature)
         if recording.layouts is not None:
             return recording
-        deployment, is_busy = self._deployment_of(model_id), self._is_busy()
+        deployment, wait_s = self._deployment_of(model_id), self._patience()
         known = deployment.layouts.find(deployment.example_signature)
         if known is not None:
             return replace(recording, layouts=known)
@@ -119,7 +115,7 @@ class Checks:
         if making is None:
             making = self._describing[id(deployment)] = asyncio.create_task(self._layouts(deployment))
             making.add_done_callback(partial(self._described, id(deployment)))
-        done, _ = await asyncio.wait((making,), timeout=_LIST_WAIT_S if is_busy else None)
+        done, _ = await asyncio.wait((making,), timeout=wait_s)
         return replace(recording, layouts=making.result()) if done else recording
 
     def _described(self, key: int, making: "asyncio.Task[Layouts]") -> None:
