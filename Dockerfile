@@ -68,6 +68,6 @@ VOLUME /data
 EXPOSE 50051 50052 9464
 # The port for health checks alone answers without TLS and tokens, whatever the main port asks for.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
-    CMD ["trocar", "ready", "--server", "localhost:50052", "--timeout", "5"]
+    CMD ["trocar", "status", "--ready", "--server", "localhost:50052", "--timeout", "5"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["trocar", "serve"]

@@ -34,7 +34,7 @@ RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/in
 	$(addprefix tests/integration/training/test_,datasets.py trainers.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train demo-text test test-changed test-all test-newest test-floors check check-triton bench bench-spool gpu proto page wheel sdist docs constraints clean
+.PHONY: help demo demo-train demo-text test test-changed test-all test-newest test-floors check check-triton bench bench-spool gpu proto page wheel sdist docs notebooks constraints clean
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,10 +43,10 @@ demo: .venv/.demo  ## Serve a real pretrained model and look inside it: tables, 
 	$(BIN)/trocar demo --out demo-output
 
 demo-train: .venv/.demo  ## Fine-tune that model on handwritten digits through the service
-	$(BIN)/trocar demo-train --out demo-output
+	$(BIN)/trocar demo train --out demo-output
 
 demo-text: .venv/.demo  ## Serve a real sentence model: which sentences mean the same, and by which tokens
-	$(BIN)/trocar demo-text --out demo-output
+	$(BIN)/trocar demo text --out demo-output
 
 test: .venv/.dev  ## Run the tests, long lists by sample (PYTEST_ARGS="-k name" for some)
 	$(SAMPLE) $(BIN)/python $(PYTEST) $(SAMPLED) -m "not whole" $(PYTEST_ARGS)
@@ -113,6 +113,10 @@ sdist: .venv/.dev  ## Build the source archive
 docs: .venv-docs/.made  ## Build the site of docs/ into site/, strictly: open site/index.html, no server is needed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
 
+NOTEBOOKS ?= $(wildcard notebooks/*.ipynb)
+notebooks: .venv-notebooks/.made  ## Run the notebooks and store them with their outputs (NOTEBOOKS=notebooks/9-generate.ipynb for one)
+	.venv-notebooks/bin/python -m tools.run_notebooks $(NOTEBOOKS)
+
 constraints: .venv/.dev  ## Write constraints.txt from what is installed, once the tests pass with it, and requirements.lock
 	tools/write_constraints.sh $(BIN)/python
 	$(BIN)/python -m tools.write_lock
@@ -144,4 +148,13 @@ page/node_modules/.made: page/package-lock.json
 	rm -rf .venv-docs
 	.venv/bin/python -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --disable-pip-version-check --quiet --requirement tools/site_requirements.txt
+	@touch $@
+
+# Jupyter's kernel beside the packages of .venv, which it sees; editable installs are found by their .pth files.
+.venv-notebooks/.made: tools/notebook_requirements.txt .venv/.dev
+	rm -rf .venv-notebooks
+	.venv/bin/python -m venv .venv-notebooks
+	.venv-notebooks/bin/python -m pip install --disable-pip-version-check --quiet --requirement tools/notebook_requirements.txt
+	folder() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	echo "import site; site.addsitedir('$$(folder .venv/bin/python)')" > "$$(folder .venv-notebooks/bin/python)/packages.pth"
 	@touch $@

@@ -24,6 +24,7 @@ SECTIONS = (
         "bulk",
         "transport",
         "prepared",
+        "generation",
         "surgery",
         "training",
     ),

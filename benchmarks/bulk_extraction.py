@@ -48,8 +48,8 @@ def map_batches(source: str, out: str, server: str, workers: int) -> None:
 
     _start_ray(workers)
     rows = ray.data.from_numpy(np.load(source))
-    found: Any = rows.map_batches(_Features, batch_size=_BATCH, concurrency=workers, num_cpus=0)
-    found.write_parquet(out)
+    result: Any = rows.map_batches(_Features, batch_size=_BATCH, concurrency=workers, num_cpus=0)
+    result.write_parquet(out)
 
 
 def extract_dataset(source: str, out: str, server: str, workers: int) -> None:
@@ -77,12 +77,12 @@ class _Features:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        found, value = {}, torch.from_numpy(batch["data"])
+        result, value = {}, torch.from_numpy(batch["data"])
         with torch.no_grad():
             for name, module in zip(_TAPS, self._modules, strict=True):
                 value = module(value)
-                found[name] = value.numpy()
-        return found
+                result[name] = value.numpy()
+        return result
 
 
 def _start_ray(workers: int) -> None:
@@ -149,8 +149,8 @@ def _compare(samples: int, workers: int) -> None:
         source = folder / "arrays.npy"
         np.save(source, np.random.default_rng(0).normal(size=(samples, 3, 64, 64)).astype(np.float32))
         for variant in VARIANTS:
-            found = _measured(variant, source, folder / variant, server.address, workers)
-            print(f"{found.variant:16} {found.peak_mib:7.0f} MiB {found.seconds:7.1f} s", flush=True)
+            result = _measured(variant, source, folder / variant, server.address, workers)
+            print(f"{result.variant:16} {result.peak_mib:7.0f} MiB {result.seconds:7.1f} s", flush=True)
         print(f"{'its server':16} {server.memory_bytes('VmHWM') / (1 << 20):7.0f} MiB (peak RSS)")
 
 

@@ -62,7 +62,7 @@ def _gateway(reports: list[dict[str, Any]]) -> Iterator[str]:
 
 def run(effort: Effort) -> dict[str, float]:
     """Return the medians of each client, and their ratios."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         reports = [
             running.enter_context(_replica(model_id, size, Path(folder)))
@@ -82,10 +82,10 @@ def run(effort: Effort) -> dict[str, float]:
             }
             seconds = in_turns(ways, effort.of(_ROUNDS))
             medians = {name: statistics.median(values) for name, values in seconds.items()}
-            found |= {f"{model_id}: {name}, ms": 1e3 * value for name, value in medians.items()}
-            found[f"{model_id}: speed through the gateway"] = medians["replica"] / medians["gateway"]
-            found[f"{model_id}: speed of direct calls"] = medians["replica"] / medians["direct"]
-    return found
+            result |= {f"{model_id}: {name}, ms": 1e3 * value for name, value in medians.items()}
+            result[f"{model_id}: speed through the gateway"] = medians["replica"] / medians["gateway"]
+            result[f"{model_id}: speed of direct calls"] = medians["replica"] / medians["direct"]
+    return result
 
 
 def main() -> None:

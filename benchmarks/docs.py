@@ -18,8 +18,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 def read_results(file: Path) -> dict[str, Section]:
     """Return the sections of a file of results, by name."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return {name: section_from_json(data) for name, data in found.items()}
+    result = json.loads(file.read_text(encoding="utf-8"))
+    return {name: section_from_json(data) for name, data in result.items()}
 
 
 def rendered(name: str, section: Section) -> str:
@@ -42,11 +42,11 @@ def written(page: str, sections: Mapping[str, Section]) -> str:
     """
     for name, section in sections.items():
         begin, end = f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
-        found = re.search(f"{re.escape(begin)}\n.*?{re.escape(end)}", page, re.DOTALL)
-        if found is None:
+        match = re.search(f"{re.escape(begin)}\n.*?{re.escape(end)}", page, re.DOTALL)
+        if match is None:
             raise ValueError(f"the page has no place for {name!r}; write {begin} and {end} into it")
         text = f"{begin}\n\n{rendered(name, section)}\n\n{end}"
-        page = f"{page[: found.start()]}{text}{page[found.end() :]}"
+        page = f"{page[: match.start()]}{text}{page[match.end() :]}"
     return page
 
 

@@ -23,7 +23,7 @@ def main(folder: Path, device: str = "cuda:0", model: str = "resnet50", side: in
     """Write the profiles of a server in this process into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     options = {"device": device, "data_dir": str(folder / "data")}
-    with trocar.connect("local", models=[f"{model}=random:0"], options=options) as client:
+    with trocar.connect("local", models=[f"{model}=random:0"], settings=options) as client:
         call = partial(client.extract, model)
         cases: dict[str, Callable[[], object]] = {
             "batch-1": partial(call, images(1, side), ["layer4"]),
@@ -43,13 +43,13 @@ def _profile(case: Callable[[], object], folder: Path, name: str) -> None:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as found:
+    with profile(activities=activities) as result:
         for _ in range(_CALLS):
             case()
     order = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
-    table = found.key_averages().table(sort_by=order, row_limit=_ROWS)
+    table = result.key_averages().table(sort_by=order, row_limit=_ROWS)
     (folder / f"{name}.txt").write_text(table, encoding="utf-8")
-    found.export_chrome_trace(str(folder / f"{name}.json.gz"))
+    result.export_chrome_trace(str(folder / f"{name}.json.gz"))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def files_of_tests() -> list[str]:
 def run(folder: Path, wanted: Mapping[str, Part]) -> dict[str, dict[str, float]]:
     """Run the parts one after the other; return and write the exit status and the seconds of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for name, part in wanted.items():
         print(f"{name}: at most {part.limit_s / 60:.0f} min", flush=True)
         started = time.monotonic()
@@ -68,11 +68,11 @@ def run(folder: Path, wanted: Mapping[str, Part]) -> dict[str, dict[str, float]]
                 status = ended.returncode
             except subprocess.TimeoutExpired:
                 status = TIMED_OUT
-        found[name] = {"status": status, "seconds": round(time.monotonic() - started, 1)}
-        summary = {"machine": machine.describe(), "parts": found}
+        result[name] = {"status": status, "seconds": round(time.monotonic() - started, 1)}
+        summary = {"machine": machine.describe(), "parts": result}
         (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: status {status} after {found[name]['seconds']:.0f} s", flush=True)
-    return found
+        print(f"{name}: status {status} after {result[name]['seconds']:.0f} s", flush=True)
+    return result
 
 
 def main(folder: Path) -> int:
@@ -82,8 +82,8 @@ def main(folder: Path) -> int:
     if not torch.cuda.is_available():
         print("torch finds no CUDA device here", file=sys.stderr)
         return 2
-    found = run(folder, parts(folder))
-    return int(any(part["status"] for part in found.values()))
+    result = run(folder, parts(folder))
+    return int(any(part["status"] for part in result.values()))
 
 
 if __name__ == "__main__":

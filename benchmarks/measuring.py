@@ -36,19 +36,19 @@ def timed(call: Callable[[], object], repeats: int = 1) -> list[float]:
 
 def in_turns(ways: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> dict[str, list[float]]:
     """Measure each variant once in every round, after one warm-up round."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    result: dict[str, list[float]] = {name: [] for name in ways}
     for index in range(rounds + 1):
         for name, way in ways.items():
             seconds = way()
             if index:
-                found[name] += seconds
-    return found
+                result[name] += seconds
+    return result
 
 
 def ratio(way: Callable[[], object], other: Callable[[], object], rounds: int, repeats: int = 1) -> float:
     """Return the ratio of the median times of two variants, measured in turns."""
-    found = in_turns({"way": lambda: timed(way, repeats), "other": lambda: timed(other, repeats)}, rounds)
-    return statistics.median(found["way"]) / statistics.median(found["other"])
+    result = in_turns({"way": lambda: timed(way, repeats), "other": lambda: timed(other, repeats)}, rounds)
+    return statistics.median(result["way"]) / statistics.median(result["other"])
 
 
 def local_way(local: Local, job: LocalJob) -> Callable[[], Sequence[float]]:

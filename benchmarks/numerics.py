@@ -14,9 +14,9 @@ _PAUSE_S = 1.0
 __all__ = ["NUMERICS", "options_of", "why_not"]
 
 
-def options_of(numerics: str) -> dict[str, Any]:
+def options_of(numerics: Any) -> dict[str, Any]:
     """Return the options of `extract` for these numerics, with the cache off."""
-    return {"numerics": numerics, "cache": False}
+    return {"options": trocar.options(numerics=numerics, cache=False)}
 
 
 def why_not(numerics: str, call: Callable[..., trocar.FeatureMaps]) -> str:

@@ -139,18 +139,18 @@ def _svd_chain(count: int) -> tuple[Any, Callable[[], Any]]:
 @contextmanager
 def _traced(is_wanted: bool, before: int) -> Iterator[list[tuple[float, int]]]:
     """Collect the process's memory over time, in seconds and bytes over those before."""
-    found: list[tuple[float, int]] = []
+    result: list[tuple[float, int]] = []
     ended = threading.Event()
     started = time.perf_counter()
 
     def sample() -> None:
         while not ended.wait(_SAMPLE_S):
-            found.append((time.perf_counter() - started, _status("VmRSS") - before))
+            result.append((time.perf_counter() - started, _status("VmRSS") - before))
 
     thread = threading.Thread(target=sample)
     if is_wanted:
         thread.start()
-    yield found
+    yield result
     ended.set()
     if is_wanted:
         thread.join()
@@ -213,7 +213,7 @@ def _status(field: str) -> int:
 def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
     """Run the variants in turn, round by round."""
     context = multiprocessing.get_context("spawn")
-    found: dict[Way, list[Step]] = {way: [] for way in ways}
+    result: dict[Way, list[Step]] = {way: [] for way in ways}
     pipes: dict[Way, Connection] = {}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
         for number, way in enumerate(ways):
@@ -226,14 +226,14 @@ def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
         for _ in range(_STEPS):
             for way, pipe in pipes.items():
                 pipe.send("step")
-                found[way].append(pipe.recv())  # EOFError when the process has failed
+                result[way].append(pipe.recv())  # EOFError when the process has failed
         traces = {}
         for way, pipe in pipes.items():
             pipe.send("trace")
             traces[way] = pipe.recv()
             pipe.send("")
             pipe.close()
-    return {way: replace(_figures(steps), trace=traces[way]) for way, steps in found.items()}
+    return {way: replace(_figures(steps), trace=traces[way]) for way, steps in result.items()}
 
 
 def _figures(steps: list[Step]) -> Figures:
@@ -249,14 +249,14 @@ def print_table(model: str, batch: int, figures: dict[Way, Figures]) -> None:
     print(
         "| | time | processor time | peak, MB | saved | written, MB | files |\n|---|---|---|---|---|---|---|"
     )
-    for way, found in figures.items():
-        pairs = list(zip(found.steps, plain.steps, strict=True))
+    for way, result in figures.items():
+        pairs = list(zip(result.steps, plain.steps, strict=True))
         wall = statistics.median(step.wall_s / base.wall_s for step, base in pairs)
         processor = statistics.median(step.processor_s / base.processor_s for step, base in pairs)
-        saved = 1 - found.peak_bytes / plain.peak_bytes
-        cells = (f"{wall:.2f}", f"{processor:.2f}", f"{found.peak_bytes / 1e6:,.0f}", f"{saved:.0%}")
-        written = f"{found.written_bytes / 1e6:,.0f}"
-        print(f"| {way} | {' | '.join(cells)} | {written} | {found.file_count} |", flush=True)
+        saved = 1 - result.peak_bytes / plain.peak_bytes
+        cells = (f"{wall:.2f}", f"{processor:.2f}", f"{result.peak_bytes / 1e6:,.0f}", f"{saved:.0%}")
+        written = f"{result.written_bytes / 1e6:,.0f}"
+        print(f"| {way} | {' | '.join(cells)} | {written} | {result.file_count} |", flush=True)
 
 
 def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> None:
@@ -265,9 +265,11 @@ def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> Non
 
     figure = Figure(figsize=(7.5, 4), layout="constrained")
     axes = figure.subplots()
-    for way, found in figures.items():
-        if found.trace:
-            axes.plot([t for t, _ in found.trace], [b / _MIB for _, b in found.trace], label=str(way), lw=1.2)
+    for way, result in figures.items():
+        if result.trace:
+            axes.plot(
+                [t for t, _ in result.trace], [b / _MIB for _, b in result.trace], label=str(way), lw=1.2
+            )
     axes.set_xlabel("seconds of a training step")
     axes.set_ylabel("MiB over the process before its first step")
     axes.set_title(f"{model}, batch {batch}")

@@ -94,14 +94,14 @@ def compare(name: str, plain: Plain, spooled: Spooled) -> list[Row]:
     spooled.write()
     for _ in range(_ROUNDS):
         for way, pair in calls.items():
-            for call, found in zip(pair, times[way], strict=True):
-                found.append(seconds(call))
+            for call, result in zip(pair, times[way], strict=True):
+                result.append(seconds(call))
     spooled.close()
     return [_row(f"{name}, {way}", *times[way]) for way in calls]
 
 
 def _row(name: str, plain: list[float], spooled: list[float]) -> Row:
-    speeds = [_TOTAL_BYTES / 1e9 / statistics.median(found) for found in (plain, spooled)]
+    speeds = [_TOTAL_BYTES / 1e9 / statistics.median(result) for result in (plain, spooled)]
     note = f"{speeds[1]:.2f} GB/s; plain {speeds[0]:.2f} GB/s"
     return row(name, speeds[1] / speeds[0], note=note, higher_is_better=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.run.extraction import ExecutionReport, Extraction
-from trocar_server.telemetry import CallRecord, Observers, note_pass, phase
+from trocar_server.telemetry import CallRecord, Observers, note_pass, pass_facts, phase
 from trocar_server.telemetry.call_metrics import CallMetrics
 from trocar_server.telemetry.call_observer import CallObserver
 from trocar_server.telemetry.labels import ModelLabels
@@ -41,7 +41,7 @@ def _watch_one(observer: Observers) -> None:
         with phase(name):
             pass
     call.bytes_in += 600_000
-    note_pass(_PLAN, _PASS)
+    note_pass(pass_facts(_PLAN, _PASS))
     call.bytes_out += 16_000
     call.end()
 

@@ -32,7 +32,7 @@ def run(effort: Effort) -> list[Table]:
         tempfile.TemporaryDirectory() as folder,
         served([], "--host", f"unix:{folder}/trocar.sock", config=config) as server,
     ):
-        rows = [found for size in _SIZES_MIB for found in _rows(server.address, size, effort)]
+        rows = [result for size in _SIZES_MIB for result in _rows(server.address, size, effort)]
     note = "Time by that of plain chunks through the same Unix socket."
     return [Table("Ways to move a payload", rows, note=note)]
 
@@ -52,8 +52,8 @@ def _rows(address: str, size: int, effort: Effort) -> list[Row]:
             _CHUNKS: up,
             "shared memory": partial(sharing.extract, f"blob{size}", values, ["corner"]),
             "shared memory, `shared_array`": partial(sharing.extract, f"blob{size}", lent, ["corner"]),
-            "float16": partial(up, wire="float16"),
-            "bfloat16": partial(up, wire="bfloat16"),
+            "float16": partial(up, options=trocar.options(wire="float16")),
+            "bfloat16": partial(up, options=trocar.options(wire="bfloat16")),
             "gzip, 7 % not zero": partial(packing.extract, f"blob{size}", sparse, ["corner"]),
         }
         downs: Calls = {
@@ -71,8 +71,8 @@ Calls = dict[str, Callable[[], object]]
 
 def _against_chunks(name: str, calls: Calls, effort: Effort) -> list[Row]:
     ways = {way: _timed(call) for way, call in calls.items()}
-    found = in_turns(ways, effort.of(_ROUNDS))
-    medians = {way: statistics.median(seconds) for way, seconds in found.items()}
+    result = in_turns(ways, effort.of(_ROUNDS))
+    medians = {way: statistics.median(seconds) for way, seconds in result.items()}
     base = medians.pop(_CHUNKS)
     note = f"chunks {base * 1e3:.1f} ms"
     return [row(f"{name}, {way}", median / base, note=note) for way, median in medians.items()]

@@ -38,7 +38,11 @@ MODELS = {
 }
 WORKERS = 4
 CACHE_BYTES = 16 << 20
-_EXPECTED = (trocar.ServerBusyError, trocar.DeadlineExceededError, trocar.ModelNotLoadedError)
+_EXPECTED = (
+    trocar.errors.ServerBusyError,
+    trocar.errors.DeadlineExceededError,
+    trocar.errors.ModelNotLoadedError,
+)
 """What may happen to a right call: too much at once, too little time, a model that is being loaded again."""
 
 
@@ -63,9 +67,11 @@ class Worker:
     """One caller: does one thing after the other, chosen by chance."""
 
     def __init__(self, address: str, number: int, seed: int, tally: Tally) -> None:
-        self._client = trocar.connect(address, token=f"worker-{number}", timeout_s=30, cache=number % 2 == 0)
+        self._client = trocar.connect(
+            address, token=f"worker-{number}", timeout_s=30, options=trocar.options(cache=number % 2 == 0)
+        )
         self._chance, self._tally = random.Random(seed * 1000 + number), tally
-        self._trainer: trocar.Trainer | None = None
+        self._trainer: trocar.training.Trainer | None = None
         self._actions: dict[str, Callable[[], object]] = {
             "extract": self._extract,
             "stream": self._stream,
@@ -138,11 +144,14 @@ class Worker:
     def _hurried(self) -> None:
         question, inputs = self._inputs("plain")
         timeout_s = self._chance.random() * 0.01 + 1e-4
-        self._tally.check(question, self._client.extract("plain", inputs, "fc", timeout_s=timeout_s)["fc"])
+        self._tally.check(
+            question,
+            self._client.extract("plain", inputs, "fc", options=trocar.options(timeout_s=timeout_s))["fc"],
+        )
 
     def _step(self) -> None:
         if self._trainer is None:
-            self._trainer = self._client.train("tiny", optimizer=trocar.sgd(lr=0.01))
+            self._trainer = self._client.train("tiny", optimizer=trocar.training.sgd(lr=0.01))
         loss = self._trainer.step(self._inputs("tiny")[1][:1].repeat(4, 0), np.arange(4)).loss
         assert loss is not None
         assert np.isfinite(loss)

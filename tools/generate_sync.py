@@ -48,10 +48,16 @@ def ruff(*arguments: str, text: str) -> str:
     return subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=ROOT).stdout
 
 
+def modules(folder: Path) -> list[str]:
+    """Return the paths of the modules in a folder and those below."""
+    result = (path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+    return sorted(path for path in result if not path.endswith("__init__.py"))
+
+
 def main(is_check: bool) -> int:
     """Write the modules, or compare them with what would be written."""
-    names = sorted(path.name for path in ASYNC.glob("*.py") if path.name != "__init__.py")
-    if stray := {path.name for path in SYNC.glob("*.py")} - {*names, "__init__.py"}:
+    names, present = modules(ASYNC), modules(SYNC)
+    if stray := set(present) - set(names):
         print(f"without a source: {', '.join(sorted(stray))} in {SYNC.relative_to(ROOT)}", file=sys.stderr)
         return 1
     for name in names:

@@ -72,15 +72,15 @@ def _indented(paragraph: str) -> str:
 
 
 def _fields(options: Class) -> list[Parameter]:
-    """Return the fields of a dataclass as parameters, those of its bases first."""
-    found = {parameter.name: parameter for base in options.mro()[::-1] for parameter in _own(base)}
-    found |= {parameter.name: parameter for parameter in _own(options)}
-    return sorted(found.values(), key=lambda parameter: parameter.kind is ParameterKind.keyword_only)
+    """Return the fields of a dataclass as parameters, its bases' first."""
+    result = {parameter.name: parameter for base in options.mro()[::-1] for parameter in _own(base)}
+    result |= {parameter.name: parameter for parameter in _own(options)}
+    return sorted(result.values(), key=lambda parameter: parameter.kind is ParameterKind.keyword_only)
 
 
 def _own(options: Class) -> list[Parameter]:
     kind = ParameterKind.positional_or_keyword
-    found = []
+    result = []
     for name, field in options.members.items():
         if name == "_":
             kind = ParameterKind.keyword_only
@@ -88,5 +88,5 @@ def _own(options: Class) -> list[Parameter]:
             given = re.fullmatch(r"field\((?:.*\b)?default=(.+?)(, kw_only=True)?\)", str(field.value or ""))
             default = given[1] if given else field.value
             chosen = ParameterKind.keyword_only if given and given[2] else kind
-            found.append(Parameter(name, annotation=field.annotation, kind=chosen, default=default))
-    return found
+            result.append(Parameter(name, annotation=field.annotation, kind=chosen, default=default))
+    return result

@@ -26,8 +26,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = (
-    *("server", "openvino", "otel", "datasets", "huggingface", "tensorboard", "notebook", "page"),
-    *("ray", "timm", "peft", "transformers", "test"),
+    *("server", "openvino", "otel", "datasets", "gguf", "huggingface", "pandas", "tensorboard"),
+    *("notebook", "page", "ray", "timm", "peft", "transformers", "test"),
 )
 """What is installed: all that users may want and that the chosen tests need."""
 
@@ -58,17 +58,17 @@ def floors(project: Mapping[str, Any], extras: tuple[str, ...] = EXTRAS) -> Pins
     Raises:
         ValueError: A requirement has no floor.
     """
-    found: Pins = {}
+    result: Pins = {}
     for requirement in requirements(project, extras):
         lowest = [part.version for part in requirement.specifier if part.operator in {">=", "==", "~="}]
         if len(lowest) != 1:
             raise ValueError(f"{requirement} has no floor; give it one: {requirement.name}>=...")
-        found[canonicalize_name(requirement.name)] = lowest[0]
-    return found
+        result[canonicalize_name(requirement.name)] = lowest[0]
+    return result
 
 
 def shared(pins: Pins, installed: Pins) -> set[str]:
-    """Return the packages to take from the main environment: those of one version, if torch is one of them.
+    """Return the packages to take from the main environment: all of one version, if torch is one of them.
 
     torch and the libraries that it loads stay together, in one place or the other.
     """
@@ -83,8 +83,8 @@ def resolve(constraints: Pins) -> Pins:
     with tempfile.TemporaryDirectory() as folder:
         limits = Path(folder, "constraints.txt")
         limits.write_text("".join(f"{name}=={version}\n" for name, version in constraints.items()))
-        found = report("--constraint", limits, f".[{','.join(EXTRAS)}]")
-    pins: Pins = {canonicalize_name(name): version for name, version, _ in found}
+        result = report("--constraint", limits, f".[{','.join(EXTRAS)}]")
+    pins: Pins = {canonicalize_name(name): version for name, version, _ in result}
     del pins["trocar"]
     return pins
 
@@ -101,8 +101,8 @@ def report(
 
 
 def _sha256(entry: Mapping[str, Any]) -> str:
-    found: str = entry["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", "")
-    return found
+    result: str = entry["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", "")
+    return result
 
 
 def make(folder: Path, pins: Pins) -> None:
@@ -111,7 +111,7 @@ def make(folder: Path, pins: Pins) -> None:
     Raises:
         SystemExit: pip failed, or something else got installed.
     """
-    here: Pins = {canonicalize_name(found.name): found.version for found in metadata.distributions()}
+    here: Pins = {canonicalize_name(result.name): result.version for result in metadata.distributions()}
     taken = shared(pins, here)
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
@@ -123,9 +123,9 @@ def make(folder: Path, pins: Pins) -> None:
         # Searched after the environment's own packages; .pth files found there are not read.
         pure = subprocess.check_output([python, "-c", _SITE], text=True).strip()
         Path(pure, "main.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    found = json.loads(subprocess.check_output([python, "-c", _VERSIONS, json.dumps(pins)], text=True))
-    if found != pins:
-        raise SystemExit(f"{folder.name}: differs from what pip chose: {dict(found.items() ^ pins.items())}")
+    result = json.loads(subprocess.check_output([python, "-c", _VERSIONS, json.dumps(pins)], text=True))
+    if result != pins:
+        raise SystemExit(f"{folder.name}: differs from what pip chose: {dict(result.items() ^ pins.items())}")
     (folder / PINS).write_text(json.dumps(pins))
 
 

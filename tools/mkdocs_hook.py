@@ -10,11 +10,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
+from tools.notebook_pages import notebook_pages
 from tools.site_pages import ROOT, api_pages, carried_paths, folder_page, site_path, with_site_links
 from tools.wire_reference import wire_pages
 
 _api = list(api_pages())
 _wire = list(wire_pages())
+_notebooks = list(notebook_pages())
 
 
 def on_config(config: Any) -> None:
@@ -23,6 +25,7 @@ def on_config(config: Any) -> None:
     made = {
         "api/": [{title: f"api/{name}"} for name, title, _ in _api],
         "wire/": [{title: f"wire/{name}"} for name, title, _ in _wire],
+        "notebooks/": [{page.title: site_path(page.path)} for page in _notebooks],
     }
     for section in config.nav:
         for entry in next(iter(section.values())) if isinstance(next(iter(section.values())), list) else ():
@@ -35,11 +38,16 @@ def on_files(files: Files, config: Any) -> None:
     for folder, pages in (("api", _api), ("wire", _wire)):
         for name, _, text in pages:
             files.append(File.generated(config, f"{folder}/{name}", content=text))
+    for page in _notebooks:
+        files.append(File.generated(config, site_path(page.path), content=page.text))
+        for name, data in page.pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=data))
+        files.append(File.generated(config, f"notebooks/{page.path.name}", abs_src_path=str(page.path)))
     sources = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
     for path in sorted(carried_paths(sources)):
         if path.is_dir():
             files.append(File.generated(config, site_path(path), content=folder_page(path)))
-        elif not path.is_relative_to(ROOT / "docs"):
+        elif not path.is_relative_to(ROOT / "docs") and path.suffix != ".ipynb":
             files.append(File.generated(config, site_path(path), abs_src_path=str(path)))
 
 

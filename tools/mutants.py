@@ -94,10 +94,10 @@ class Replacing(ast.NodeTransformer):
 def mutate(source: str, chance: random.Random) -> tuple[str, int, str] | None:
     """Return a mutation's name, its line and the new source; None where nothing can be mutated."""
     tree = ast.parse(source)
-    found = [(name, node, new) for node in ast.walk(tree) for name, new in mutations(node)]
-    if not found:
+    result = [(name, node, new) for node in ast.walk(tree) for name, new in mutations(node)]
+    if not result:
         return None
-    name, node, new = chance.choice(found)
+    name, node, new = chance.choice(result)
     mutated = ast.fix_missing_locations(Replacing(node, new).visit(tree))
     return name, int(getattr(node, "lineno", 0)), ast.unparse(mutated)
 

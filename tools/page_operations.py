@@ -24,6 +24,10 @@ _PROBES: tuple[tuple[Any, Any], ...] = (
     ("a", "b"),
 )
 """Pairs of values, one of which every option without choices takes."""
+_OF_STORED_DIRECTIONS = ("units",)
+"""Options that go with the name of a stored direction: the page's forms take its numbers instead."""
+_NEEDED: Mapping[str, Mapping[str, float]] = {"cap": {"low": -1.0}}
+"""What an operation needs beside its required options: one limit of two."""
 
 
 def options() -> dict[str, list[dict[str, Any]]]:
@@ -53,7 +57,8 @@ def _option(operation: str, name: str) -> dict[str, Any]:
 
 
 def _parameters(operation: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(OPERATIONS[operation]).parameters
+    parameters = inspect.signature(OPERATIONS[operation]).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in _OF_STORED_DIRECTIONS}
 
 
 def _accepted(operation: str, name: str) -> tuple[Any, Any]:
@@ -105,7 +110,8 @@ def _built(operation: str, name: str, value: object) -> Message:
         for other, parameter in _parameters(operation).items()
         if other != name and parameter.default is inspect.Parameter.empty
     }
-    edit, _ = build_operation(operation, (), {**required, name: value})
+    given = {**_NEEDED.get(operation, {}), **required, name: value}
+    edit, _ = build_operation(operation, (), given)
     message: Message = getattr(edit, operation)
     return message
 

@@ -12,19 +12,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "client" / "trocar" / "__init__.py"
+NOTEBOOKS = ROOT / "notebooks"
 
 GROUPS = {
     "client": ("Client", ("_sync",)),
     "aio": ("Client for asyncio", ("aio",)),
     "requests": ("Requests", ("_request",)),
-    "training": ("Training", ("_request.training",)),
+    "training": ("Training", ()),
     "results": ("Results", ("_result",)),
     "analysis": ("Analysis and attribution", ("_analysis", "_attribution")),
     "datasets": ("Data sets", ("_export", "_uploads")),
     "servers": ("Servers and models", ("_base", "_transport", "_wire")),
     "errors": ("Errors", ("errors",)),
 }
-"""Pages of the Python reference: title, and the packages whose public names they have. Longest match wins."""
+"""Pages of the Python reference: title, and the packages whose names they have; longest match wins."""
+
+MODULES = ("training", "errors")
+"""Modules below `trocar` that have names of their own, on the page of their name."""
 
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -33,18 +37,23 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 def public_names() -> dict[str, str]:
     """Return each name of `trocar.__all__` that is imported there, with its module below `trocar`."""
     nodes = list(ast.walk(ast.parse(PACKAGE.read_text(encoding="utf-8"))))  # also what is imported late
-    listed = next(
-        ast.literal_eval(node.value)
-        for node in nodes
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
     modules = {
         name.asname or name.name: node.module.removeprefix("trocar.")
         for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("trocar.")
         for name in node.names
     }
-    return {name: modules[name] for name in listed if name in modules}
+    return {name: modules[name] for name in _listed(PACKAGE) if name in modules}
+
+
+def _listed(path: Path) -> list[str]:
+    """Return the `__all__` of a module."""
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    return next(
+        ast.literal_eval(node.value)
+        for node in nodes
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
 
 
 def group_of(module: str) -> str:
@@ -68,10 +77,14 @@ def api_pages() -> Iterator[tuple[str, str, str]]:
     """Yield file name, title and Markdown of every page of the Python reference."""
     names: dict[str, list[str]] = {group: [] for group in GROUPS}
     for name, module in public_names().items():
-        names[group_of(module)].append(name)
+        if group_of(module) not in MODULES:
+            names[group_of(module)].append(name)
+    for module in MODULES:
+        own = _listed(PACKAGE.parent / f"{module}.py")
+        names[module] = [f"{module}.{name}" for name in own]
     for group, (title, _) in GROUPS.items():
-        found = sorted(names[group], key=lambda name: (name != "connect", name.lower()))
-        blocks = [_directive(f"trocar.{name}") for name in found]
+        result = sorted(names[group], key=lambda name: (name != "connect", name.lower()))
+        blocks = [_directive(f"trocar.{name}") for name in result]
         yield f"{group}.md", title, "\n".join([f"# {title}\n", *_INTRODUCTIONS.get(group, ()), *blocks])
 
 
@@ -86,8 +99,13 @@ def _directive(name: str) -> str:
 
 
 def site_path(path: Path) -> str:
-    """Return where a file of the repository is in the site; a folder is a page that lists it."""
+    """Return where a file of the repository is in the site; a folder is a page that lists it.
+
+    A notebook is the page that shows it.
+    """
     inside = path.relative_to(ROOT)
+    if path.suffix == ".ipynb":
+        return inside.with_suffix(".md").as_posix()
     if inside.parts[:1] == ("docs",):
         inside = inside.relative_to("docs")
     if path.is_dir():
@@ -98,8 +116,8 @@ def site_path(path: Path) -> str:
 def linked_paths(page: Path) -> set[Path]:
     """Return the files and folders of the repository that a page links to."""
     prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
-    found = {(page.parent / match[1]).resolve() for match in _LINK.finditer(prose) if "://" not in match[1]}
-    return {path for path in found if path.exists() and path.is_relative_to(ROOT)}
+    result = {(page.parent / match[1]).resolve() for match in _LINK.finditer(prose) if "://" not in match[1]}
+    return {path for path in result if path.exists() and path.is_relative_to(ROOT)}
 
 
 def carried_paths(pages: list[Path]) -> set[Path]:
@@ -107,24 +125,24 @@ def carried_paths(pages: list[Path]) -> set[Path]:
 
     Pages among them are followed; the README, which the page index.md stands for, is not.
     """
-    found: set[Path] = set()
+    result: set[Path] = set()
     left = list(pages)
     while left:
         page = left.pop()
         new = {path for path in linked_paths(page) if path.is_dir() or not path.is_relative_to(ROOT / "docs")}
-        new -= found | {ROOT / "README.md"}
+        new -= result | {ROOT / "README.md"}
         left += [path for path in new if path.suffix == ".md"]
-        found |= new
-    for folder in [path for path in found if path.is_dir()]:
-        found |= set(files_below(folder))
-    return found
+        result |= new
+    for folder in [path for path in result if path.is_dir()]:
+        result |= set(files_below(folder))
+    return result
 
 
 def files_below(folder: Path) -> list[Path]:
     """Return the files of a folder and its subfolders, sorted by path; nothing that git ignores."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
-    found = subprocess.check_output(command, cwd=folder, text=True).split("\0")
-    return [folder / name for name in sorted(set(found) - {""}) if (folder / name).is_file()]
+    result = subprocess.check_output(command, cwd=folder, text=True).split("\0")
+    return [folder / name for name in sorted(set(result) - {""}) if (folder / name).is_file()]
 
 
 def with_site_links(text: str, page: Path) -> str:
@@ -150,11 +168,12 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def folder_page(folder: Path) -> str:
-    """Return a page that lists the files of a folder, pages by their titles and the newest name first."""
+    """Return a page that lists the files of a folder: pages by title, dated ones last, newest first."""
     title = folder.relative_to(ROOT).as_posix().removeprefix("docs/")
     files = files_below(folder)
     if all(path.suffix == ".md" for path in files):
-        files.reverse()
+        files.sort(key=lambda path: path.stem, reverse=True)
+        files.sort(key=_is_dated)
     lines = [f"- [{_title(path, folder)}]({path.relative_to(folder).as_posix()})" for path in files]
     return "\n".join([f"# {title.capitalize()}\n", *lines, ""])
 
@@ -163,4 +182,8 @@ def _title(path: Path, folder: Path) -> str:
     if path.suffix != ".md":
         return path.relative_to(folder).as_posix()
     heading = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    return f"{path.stem[:10]}: {heading}"
+    return f"{path.stem[:10]}: {heading}" if _is_dated(path) else heading
+
+
+def _is_dated(path: Path) -> bool:
+    return path.stem[:4].isdigit()

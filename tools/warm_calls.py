@@ -90,7 +90,7 @@ def warm_calls() -> dict[str, Touched]:
 
     image, labels = np.zeros((1, 3, 64, 64), np.float32), [0]
     with trocar.connect("local", models="resnet18=random:0") as client:
-        trainer = client.train("resnet18", head=2, trainable=["fc"], optimizer=trocar.sgd(lr=0.01))
+        trainer = client.train("resnet18", head=2, trainable=["fc"], optimizer=trocar.training.sgd(lr=0.01))
         calls: dict[str, Callable[[], object]] = {
             "extract": lambda: client.extract("resnet18", image, ["layer4"]),
             "training step": lambda: trainer.step(image, labels),

@@ -41,19 +41,19 @@ def descriptors() -> FileDescriptorSet:
 
 def wire_pages() -> Iterator[tuple[str, str, str]]:
     """Yield file name, title and Markdown for the list of services, then for each .proto file."""
-    found = descriptors()
-    places = _places(found)
-    files = sorted((Proto(file, places) for file in found.file), key=lambda file: file.stem)
+    result = descriptors()
+    places = _places(result)
+    files = sorted((Proto(file, places) for file in result.file), key=lambda file: file.stem)
     yield "index.md", "Overview", _overview(files)
     for file in files:
         yield f"{file.stem}.md", f"{file.stem}.proto", file.page()
 
 
-def _places(found: FileDescriptorSet) -> dict[str, str]:
+def _places(outcome: FileDescriptorSet) -> dict[str, str]:
     """Return the page of each message and enum, by full name."""
     return {
         f".{PACKAGE}.{name}": f"{Path(file.name).stem}.md#{name}"
-        for file in found.file
+        for file in outcome.file
         for kinds in (file.message_type, file.enum_type)
         for name in _names(kinds)
     }

@@ -42,8 +42,8 @@ def lines(pins: list[str], hashes: dict[str, set[str]]) -> str:
     missing = [pin for pin in pins if not hashes.get(pin)]
     if missing:
         raise SystemExit(f"the index has no hash of {', '.join(missing)}")
-    found = [f"{pin} {' '.join(f'--hash=sha256:{h}' for h in sorted(hashes[pin]))}" for pin in sorted(pins)]
-    return _HEAD + "\n".join(found) + "\n"
+    result = [f"{pin} {' '.join(f'--hash=sha256:{h}' for h in sorted(hashes[pin]))}" for pin in sorted(pins)]
+    return _HEAD + "\n".join(result) + "\n"
 
 
 def main() -> None:
@@ -80,8 +80,8 @@ def _platform(machine: str) -> list[str]:
 def locked(path: Path = LOCK) -> dict[str, str]:
     """Return the locked versions by canonical name."""
     entries = [line.split()[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    found = map(Requirement, entries)
-    return {canonicalize_name(entry.name): str(entry.specifier).removeprefix("==") for entry in found}
+    result = map(Requirement, entries)
+    return {canonicalize_name(entry.name): str(entry.specifier).removeprefix("==") for entry in result}
 
 
 if __name__ == "__main__":

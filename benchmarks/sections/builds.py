@@ -58,7 +58,7 @@ def run(effort: Effort) -> list[Table]:
 def _round(client: trocar.Client, tap: str, clients: int, effort: Effort) -> Round:
     inputs = images(1)
     exact = partial(client.extract, "resnet18", inputs, ["fc"])
-    fast = partial(client.extract, "resnet18", inputs, [tap], numerics="fast")
+    fast = partial(client.extract, "resnet18", inputs, [tap], options=trocar.options(numerics="fast"))
     with ThreadPoolExecutor(clients) as threads:
 
         def calls(count: int) -> list[float]:
@@ -76,12 +76,12 @@ def _round(client: trocar.Client, tap: str, clients: int, effort: Effort) -> Rou
 
 
 def _rows(who: str, rounds: Sequence[Round]) -> Iterator[Row]:
-    medians = [found.ratio(statistics.median) for found in rounds]
+    medians = [result.ratio(statistics.median) for result in rounds]
     spread = f"{len(rounds)} rounds, {min(medians):.2f} to {max(medians):.2f}"
-    means = [found.ratio(statistics.fmean) for found in rounds]
-    tails = [found.ratio(lambda seconds: float(np.percentile(seconds, 95))) for found in rounds]
+    means = [result.ratio(statistics.fmean) for result in rounds]
+    tails = [result.ratio(lambda seconds: float(np.percentile(seconds, 95))) for result in rounds]
     yield row(f"resnet18, batch 1, {who}, p50", statistics.median(medians), _TARGET, spread)
     yield row(f"resnet18, batch 1, {who}, mean", statistics.median(means))
     yield row(f"resnet18, batch 1, {who}, p95", statistics.median(tails))
-    seconds = statistics.median(found.build_s for found in rounds)
+    seconds = statistics.median(result.build_s for result in rounds)
     yield row(f"resnet18, batch 1, {who}: until it is in use", seconds, unit="s")

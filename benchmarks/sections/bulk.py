@@ -101,8 +101,8 @@ class Bulk:
             "decoding": partial(self.export, client, _NOTHING),
             "passes": partial(self.passes, client, model),
         }
-        found = in_turns(ways, self._effort.of(_ROUNDS))
-        rate = {name: self.count / statistics.median(seconds) for name, seconds in found.items()}
+        result = in_turns(ways, self._effort.of(_ROUNDS))
+        rate = {name: self.count / statistics.median(seconds) for name, seconds in result.items()}
         limit = min(rate["decoding"], rate["passes"])
         one_after_another = 1 / (1 / rate["decoding"] + 1 / rate["passes"])
         note = (

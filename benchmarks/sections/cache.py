@@ -2,7 +2,7 @@
 
 import statistics
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trocar
 from benchmarks.measuring import Effort, images, in_turns, local_way, takes, timed
@@ -29,14 +29,14 @@ _MISSING = "the server of this version has no feature cache"
 
 def run(effort: Effort) -> list[Table]:
     """Measure all rows."""
-    has_cache = "feature_cache_bytes" in Limits.model_fields and takes(trocar.connect, "cache")
+    has_cache = "feature_cache_bytes" in Limits.model_fields and takes(trocar.connect, "options")
     rows = measure(effort) if has_cache else [_missing(*case[:3]) for case in _CASES]
     return [Table("The same request again", rows, NUMERICS, _NOTE)]
 
 
 def measure(effort: Effort) -> list[Row]:
     """Return a row for each case and kind of request."""
-    options: dict[str, Any] = {"cache": True}
+    options: dict[str, Any] = {"options": trocar.options(cache=True)}
     with (
         served(["resnet18=random:0", "resnet50=random:0"], config=_CONFIG) as server,
         Local() as local,
@@ -60,14 +60,14 @@ def again(
     for numerics in NUMERICS:
         call = partial(client.extract, model, inputs, [tap])
         reason = why_not(numerics, call)
-        repeated = partial(call, numerics=numerics)
+        repeated = partial(call, options=trocar.options(numerics=cast("trocar.Numerics", numerics)))
         if not reason and not _is_kept(repeated):
             reason = "the reply was computed again"
         value = None
         if not reason:
             ours = partial(timed, repeated, effort.of(repeats))
-            found = in_turns({"local": local_way(local, job), "again": ours}, effort.of(_ROUNDS))
-            value = statistics.median(found["again"]) / statistics.median(found["local"])
+            result = in_turns({"local": local_way(local, job), "again": ours}, effort.of(_ROUNDS))
+            value = statistics.median(result["again"]) / statistics.median(result["local"])
         figures[numerics] = Figure(value, target, reason=reason)
     return Row(_name(model, tap, batch, way), figures)
 

@@ -68,7 +68,7 @@ def _against_local(effort: Effort) -> Table:
         cases = [replace(case, targets=_targets(case), p99_targets=()) for case in CASES]
         # One model: each of its compiled passes is built in a process of its own, which takes seconds.
         cases = [case for case in cases if case.model == _MODEL]
-        rows = [found for case in cases for found in latency_rows(client, local, case, effort, "cuda:0")]
+        rows = [result for case in cases for result in latency_rows(client, local, case, effort, "cuda:0")]
         rows.append(load_row(server, local, _MODEL, Effort(is_quick=True), "cuda:0"))
     return Table("Serving on a GPU", rows, NUMERICS, __doc__ or "")
 
@@ -86,13 +86,13 @@ def _gains(effort: Effort) -> list[Row]:
         trocar.connect(new.address) as ours,
         trocar.connect(old.address) as plain,
     ):
-        found = [
+        result = [
             row(name, ratio(make(ours), make(plain), rounds), note="time; below 1 is faster")
             for name, make in _WAYS.items()
         ]
         seconds = timed(_WAYS["resnet50, `avgpool`, batch 32, 8 clients"](ours), rounds)
     speed = _CALLS * 32 / min(seconds)
-    return [*found, row("resnet50, `avgpool`, batch 32, 8 clients", speed, unit="images/s"), _memory_row()]
+    return [*result, row("resnet50, `avgpool`, batch 32, 8 clients", speed, unit="images/s"), _memory_row()]
 
 
 def _inside(effort: Effort) -> list[Row]:
@@ -135,13 +135,13 @@ def inside_rows(
     for way in (plain, *looking.values(), steered, unsteered):
         for _ in range(_UNTIL_HOT):
             way()
-    found = [
+    result = [
         row(f"{model}, {name}: speed", 1 / ratio(way, plain, rounds), 0.96, higher_is_better=True)
         for name, way in looking.items()
     ]
     time = ratio(steered, unsteered, rounds)
     note = f"{min(timed(unsteered, rounds)) * 1e3:.1f} ms without"
-    return [*found, row(f"{model}, {_STEERED} callers with a steering vector each: time", time, 1.03, note)]
+    return [*result, row(f"{model}, {_STEERED} callers with a steering vector each: time", time, 1.03, note)]
 
 
 def spool_row(model: str, batch: int, device: str, rounds: int, staying: float = 0.0) -> Row:

@@ -38,12 +38,12 @@ def by_hosted_models(effort: Effort) -> list[Row]:
             client = stack.enter_context(trocar.connect(server.address))
             call = partial(client.extract, "m0", images(1), ["layer4"])
             ways[str(count)] = partial(timed, call, effort.of(_REPEATS))
-        found = in_turns(ways, effort.of(_ROUNDS))
-    base = statistics.median(found[str(counts[0])])
+        outcome = in_turns(ways, effort.of(_ROUNDS))
+    base = statistics.median(outcome[str(counts[0])])
     return [
         row(
             f"resnet18, batch 1: {count} hosted models against {counts[0]}",
-            statistics.median(found[str(count)]) / base,
+            statistics.median(outcome[str(count)]) / base,
             _FLAT,
         )
         for count in counts[1:]
@@ -62,16 +62,16 @@ def by_stored_trainers(effort: Effort) -> list[Row]:
     """Compare calls with few and many trainers in the store: a pass, and a step of one of them."""
     counts = _TRAINERS[:2] if effort.is_quick else _TRAINERS
     inputs, labels = images(8, side=64), np.arange(8) % 10
-    found: dict[int, list[float]] = {}
+    outcome: dict[int, list[float]] = {}
     with (
         served(["resnet18=random:0"], config=_LIMITS) as server,
         trocar.connect(server.address, timeout_s=600) as client,
     ):
-        trainers: list[trocar.Trainer] = []
+        trainers: list[trocar.training.Trainer] = []
         for count in counts:
             while len(trainers) < count:
                 trainers.append(
-                    client.train("resnet18", head=10, trainable="fc", optimizer=trocar.sgd(lr=0.01))
+                    client.train("resnet18", head=10, trainable="fc", optimizer=trocar.training.sgd(lr=0.01))
                 )
             call = partial(client.extract, "resnet18", inputs, ["layer4"])
             step = partial(trainers[0].step, inputs, labels)
@@ -80,13 +80,13 @@ def by_stored_trainers(effort: Effort) -> list[Row]:
                 "step": partial(timed, step, effort.of(_REPEATS)),
             }
             seconds = in_turns(ways, effort.of(_ROUNDS))
-            found[count] = [statistics.median(seconds[name]) for name in ways]
+            outcome[count] = [statistics.median(seconds[name]) for name in ways]
         for trainer in trainers:
             trainer.close()
     return [
         row(f"resnet18, batch 8: {name}, {count} trainers against {counts[0]}", now / first, _FLAT)
         for count in counts[1:]
-        for name, now, first in zip(("a pass", "a step"), found[count], found[counts[0]], strict=True)
+        for name, now, first in zip(("a pass", "a step"), outcome[count], outcome[counts[0]], strict=True)
     ]
 
 
@@ -104,8 +104,8 @@ def tap_cost(client: trocar.Client, effort: Effort) -> list[Row]:
             "with": partial(timed, partial(client.extract, "resnet50", batch, [*wanted, plain])),
             "without": partial(timed, partial(client.extract, "resnet50", batch, [plain])),
         }
-        found = in_turns(ways, effort.of(_ROUNDS))
-        extra = statistics.median(found["with"]) - statistics.median(found["without"])
+        outcome = in_turns(ways, effort.of(_ROUNDS))
+        extra = statistics.median(outcome["with"]) - statistics.median(outcome["without"])
         per_byte[name] = extra * 1e9 / size
     return [
         row(
@@ -123,13 +123,13 @@ def hooks(client: trocar.Client, effort: Effort) -> Row:
     everywhere = trocar.tap("**", stats=["count"], values=False)
     one = trocar.tap("fc", stats=["count"], values=False)
     count = len(client.extract("resnet50", batch, [everywhere]).info)
-    found = ratio(
+    outcome = ratio(
         partial(client.extract, "resnet50", batch, [everywhere]),
         partial(client.extract, "resnet50", batch, [one]),
         effort.of(_ROUNDS),
     )
     return row(
-        f"resnet50, batch 8: {count} values tapped, against one", found, _FLAT, "counts only come back"
+        f"resnet50, batch 8: {count} values tapped, against one", outcome, _FLAT, "counts only come back"
     )
 
 

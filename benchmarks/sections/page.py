@@ -99,11 +99,11 @@ def click_s(opened: Any, url: str, count: int) -> list[float]:
     tab.locator("table.best").wait_for()
     for module in _MODULES:  # once the search is applied
         tab.locator(f'button.module[data-path="{module}"]').wait_for()
-    found = []
+    result = []
     for index in range(count + _WARM_UP):
         milliseconds = tab.evaluate(_CLICK, _MODULES[index % 2])
         if index >= _WARM_UP:
-            found.append(float(milliseconds) / 1e3)
+            result.append(float(milliseconds) / 1e3)
         time.sleep(0.05)  # a user looks before the next click
     tab.close()
-    return found
+    return result

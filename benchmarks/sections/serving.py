@@ -112,8 +112,8 @@ def _row(
 ) -> Row:
     figures = {}
     for numerics, target in zip(NUMERICS, targets, strict=True):
-        found = seconds.get(numerics)
-        value = quantiles(found, [share])[0] / base if found else None
+        result = seconds.get(numerics)
+        value = quantiles(result, [share])[0] / base if result else None
         figures[numerics] = Figure(value, target, reason=reasons[numerics])
     return Row(name, figures, note)
 

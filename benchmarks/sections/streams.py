@@ -37,8 +37,8 @@ def against_local(
         "local": lambda: [sum(local.measure(job))],
         "stream": partial(timed, partial(drain, client, model, inputs, count, ["avgpool"])),
     }
-    found = in_turns(ways, effort.of(_ROUNDS))
-    value = statistics.median(found["stream"]) / statistics.median(found["local"])
+    outcome = in_turns(ways, effort.of(_ROUNDS))
+    value = statistics.median(outcome["stream"]) / statistics.median(outcome["local"])
     return row(f"{model}, batches of {batch} in a stream, `avgpool`, against a local loop", value)
 
 

@@ -46,21 +46,21 @@ def _backward(model: object, batch: object, path: str) -> None:
 
     assert isinstance(model, torch.nn.Module)
     assert isinstance(batch, torch.Tensor)
-    found = []
+    result = []
     module = model.get_submodule(path)
 
     def begin(_: torch.nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
-        found.append(output.detach().requires_grad_())
-        return found[0].clone()
+        result.append(output.detach().requires_grad_())
+        return result[0].clone()
 
     with ExitStack() as hooks:
         if path:
             hooks.callback(module.register_forward_hook(begin).remove)
         else:
             batch = batch.clone().requires_grad_()
-            found.append(batch)
+            result.append(batch)
         score = model(batch)[:, 207].sum()
-    torch.autograd.grad(score, found[0])
+    torch.autograd.grad(score, result[0])
 
 
 _MODELS = ("resnet18", "resnet50")
@@ -136,8 +136,8 @@ def gradient_cost(client: trocar.Client, own: Own, model: str, batch: int, path:
     inputs = images(batch)
     ours = partial(client.gradients, model, inputs, of=trocar.logit(207), at=path or "/in")
     ways = {"ours": partial(timed, ours, _REPEATS), "own": partial(own, model, inputs.shape, path)}
-    found = in_turns(ways, rounds)
-    value = statistics.median(found["ours"]) / statistics.median(found["own"])
+    result = in_turns(ways, rounds)
+    value = statistics.median(result["ours"]) / statistics.median(result["own"])
     return row(f"{model}, batch {batch}, gradient at `{path or '/in'}`, against a local backward", value)
 
 

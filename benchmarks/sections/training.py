@@ -63,7 +63,9 @@ def step_cost(
 ) -> Row:
     """Compare a step through the service with one of the local loop; they take turns."""
     images, labels = _batch()
-    with client.train("resnet18", head=10, trainable=trainable, optimizer=trocar.sgd(lr=_LR)) as trainer:
+    with client.train(
+        "resnet18", head=10, trainable=trainable, optimizer=trocar.training.sgd(lr=_LR)
+    ) as trainer:
         pipe.send(trainable or ("",))
         pipe.recv()
         ours, local = [], []
@@ -86,7 +88,9 @@ def cached_epochs(client: trocar.Client, effort: Effort) -> list[Row]:
     seconds: dict[bool, list[float]] = {}
     totals: dict[bool, float] = {}
     for is_cached, epochs in ((True, 10), (False, 3)):
-        with client.train("resnet18", head=10, trainable="fc", optimizer=trocar.sgd(lr=_LR)) as trainer:
+        with client.train(
+            "resnet18", head=10, trainable="fc", optimizer=trocar.training.sgd(lr=_LR)
+        ) as trainer:
             history = trainer.fit(
                 (images, labels),
                 epochs=epochs,
@@ -110,7 +114,7 @@ def cached_epochs(client: trocar.Client, effort: Effort) -> list[Row]:
     ]
 
 
-def _epoch_seconds(history: trocar.History) -> list[float]:
+def _epoch_seconds(history: trocar.training.History) -> list[float]:
     """Return the seconds of every epoch but the first."""
     times = [event.time_s for event in history.of_kind("epoch")]
     return [later - earlier for earlier, later in pairwise(times)]
@@ -119,8 +123,14 @@ def _epoch_seconds(history: trocar.History) -> list[float]:
 def memory_of_a_second(client: trocar.Client, server: Server) -> Row:
     """Compare the memory that a second trainer adds to the server with the memory that it reports."""
     images, labels = _batch()
-    spec: dict[str, Any] = {"head": 10, "trainable": ["layer4", "fc"], "optimizer": trocar.adam(lr=1e-4)}
-    spec["saved_tensors"] = trocar.spool(1 << 30)  # all in memory; freed memory goes back while it exists
+    spec: dict[str, Any] = {
+        "head": 10,
+        "trainable": ["layer4", "fc"],
+        "optimizer": trocar.training.adam(lr=1e-4),
+    }
+    spec["saved_tensors"] = trocar.training.save_on_disk(
+        1 << 30
+    )  # all in memory; freed memory goes back while it exists
     with client.train("resnet18", **spec) as first:
         first.step(images, labels)
         before = server.memory_bytes()

@@ -3,6 +3,7 @@
 TrocarError
   NotFoundError                    a name that the server does not know
     UnknownEditsError
+    UnknownDirectionError
     UnknownTrainerError
     UnknownCheckpointError
     UnknownDatasetError
@@ -59,6 +60,12 @@ TrocarError
       EditsExistError
       EditsCorruptError
       EditsUnavailableError
+    DirectionError                 a direction cannot be fitted, stored or used
+      DirectionExistsError
+      DirectionMismatchError
+      DirectionRejectedError
+      DirectionCorruptError
+      DirectionsUnavailableError
     NonFiniteValueError
     ObjectiveError                 gradients of something that has none
       NotDifferentiableError
@@ -107,6 +114,12 @@ from trocar._base.error_base import (
 from trocar._base.request_errors import (
     AmbiguousCallError,
     CallOutOfRangeError,
+    DirectionCorruptError,
+    DirectionError,
+    DirectionExistsError,
+    DirectionMismatchError,
+    DirectionRejectedError,
+    DirectionsUnavailableError,
     DuplicateNameError,
     EditDtypeRejectedError,
     EditError,
@@ -141,6 +154,7 @@ from trocar._base.request_errors import (
     SelectorError,
     StartNotPossibleError,
     UnimplementedError,
+    UnknownDirectionError,
     UnknownEditsError,
     UnknownFunctionError,
     UnknownModuleError,
@@ -184,6 +198,12 @@ __all__ = [
     "DatasetError",
     "DatasetInvalidError",
     "DeadlineExceededError",
+    "DirectionCorruptError",
+    "DirectionError",
+    "DirectionExistsError",
+    "DirectionMismatchError",
+    "DirectionRejectedError",
+    "DirectionsUnavailableError",
     "DuplicateNameError",
     "EditDtypeRejectedError",
     "EditError",
@@ -204,6 +224,7 @@ __all__ = [
     "InvalidRequestError",
     "InvalidSelectorError",
     "InvalidTensorError",
+    "MissingExtraError",
     "ModelConflictError",
     "ModelError",
     "ModelInvalidError",
@@ -253,6 +274,7 @@ __all__ = [
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",
+    "UnknownDirectionError",
     "UnknownEditsError",
     "UnknownFitError",
     "UnknownFunctionError",

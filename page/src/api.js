@@ -1,6 +1,7 @@
 // The calls of the page, in its own words.
 import { EditStoreService } from "../gen/trocar_api/v1/edit_store_pb.js";
 import { Numerics } from "../gen/trocar_api/v1/execution_pb.js";
+import { GenerationService } from "../gen/trocar_api/v1/generation_pb.js";
 import { ModelService } from "../gen/trocar_api/v1/model_pb.js";
 import { ServerService } from "../gen/trocar_api/v1/server_pb.js";
 import { ExtractionService } from "../gen/trocar_api/v1/extraction_pb.js";
@@ -69,6 +70,17 @@ export async function extract(modelId, input, { payloads: own = [], sources: nam
   const { numerics = 0, asked = 0 } = first.execution ?? {}; // the next pass may be as loose as was asked
   const isExact = Math.max(numerics, asked) <= Numerics.EXACT;
   return { maps: parts.tensors(first.featureMaps), timing: first.timing, processed: first.processed, isExact };
+}
+
+/**
+ * Generates the text that follows a text; yields the messages of the run.
+ * @param request `taps`, `edits` and `payloads`, as for `extract`
+ * @param sampling fields of a `GenerationOptions`
+ */
+export function generate(modelId, text, { payloads, ...request }, sampling, options) {
+  const { inputs } = wired({ kind: "text", text });
+  const head = { extraction: { modelId, inputs, maxChunkBytes: CHUNK_BYTES, ...request }, options: sampling };
+  return stream(GenerationService.method.generate, [...requests(head, payloads)], options);
 }
 
 /** What a pass would collect; nothing is computed. `request` is as for `extract`, without payloads. */

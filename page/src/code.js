@@ -18,15 +18,24 @@ const inputWords = (input) => (input.kind === "text" ? ["--text", input.text] : 
 const indexPython = (text) => `(${text.split(",").map((part) => part.trim().split(":")).map((ends) =>
   (ends.length === 1 ? ends[0] : `slice(${ends.map((one) => one || "None").join(", ")})`)).join(", ")},)`;
 
-function editPython(edit) {
+const sliceOf = ([start, stop]) => `slice(${[start, stop].map((one) => one || "None").join(", ")})`;
+const positionsPython = (positions) => `trocar.positions(${Object.entries(positions)
+  .map(([name, part]) => `${name}=${typeof part === "string" && part.includes(":") ? sliceOf(part.split(":")) : python(part)}`).join(", ")})`;
+
+/** Options of an edit that JSON writes otherwise than Python. */
+const WRITTEN = { index: indexPython, positions: positionsPython };
+
+/** An edit as Python writes it. */
+export function editPython(edit) {
   if (typeof edit === "string") return python(edit);
   const { at, op, ...given } = edit;
   const arguments_ = new Map(OPERATIONS.get(op).options.map(({ name, argument }) => [name, argument]));
-  const words = Object.entries(given).map(([name, value]) => `${arguments_.get(name) ?? name}=${name === "index" ? indexPython(value) : python(value)}`);
+  const words = Object.entries(given).map(([name, value]) => `${arguments_.get(name) ?? name}=${(WRITTEN[name] ?? python)(value)}`);
   return `trocar.edit(${[python(at), python(op), ...words].join(", ")})`;
 }
 
-const editWord = (edit) => (typeof edit === "string" ? edit : JSON.stringify(edit));
+/** An edit as a command takes it. */
+export const editWord = (edit) => (typeof edit === "string" ? edit : JSON.stringify(edit));
 
 const sourcesPython = (sources) =>
   `{${Object.entries(sources).map(([name, input]) => `${python(name)}: ${inputPython(input)}`).join(", ")}}`;
@@ -36,7 +45,7 @@ function passPython({ result, model, input, taps, edits = [], sources = {}, of =
   const given = [
     python(model), inputPython(input), ...(of === null ? [python(taps)] : [`of=trocar.logit(${of})`, `at=${python(at)}`, `taps=${python(taps)}`]),
     ...(edits.length ? ["edits=edits"] : []), ...(Object.keys(sources).length ? [`sources=${sourcesPython(sources)}`] : []),
-    ...(numerics ? [`numerics=${python(numerics)}`] : []),
+    ...(numerics ? [`options=trocar.options(numerics=${python(numerics)})`] : []),
   ];
   const call = `${result} = client.${of === null ? "extract" : "gradients"}(${given.join(", ")})`;
   return edits.length ? ["edits = [", ...edits.map((edit) => `    ${editPython(edit)},`), "]", call] : [call];

@@ -51,9 +51,16 @@ export function draw(canvas, { values, height, width }, [low, high], palette = "
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
+/** Relative luminance above which black text has more contrast than white text: of either there is then 4.5 to 1, as WCAG asks. */
+const BRIGHT = 0.179;
+
+const linear = (part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+
 /** The colour of one value, and of text on it, for styles. */
 export function colourOf(value, [low, high]) {
   const step = high > low ? Math.round((255 * (value - low)) / (high - low)) : 0;
   const pixel = Number.isFinite(value) ? SEQUENTIAL[Math.min(255, Math.max(0, step))] : NOT_FINITE;
-  return { background: `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`, text: step > 150 ? "#000" : "#fff" };
+  const [red, green, blue] = [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255];
+  const luminance = 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+  return { background: `rgb(${red} ${green} ${blue})`, text: luminance > BRIGHT ? "#000" : "#fff" };
 }

@@ -7,9 +7,6 @@ import { EditSchema } from "../gen/trocar_api/v1/edit_pb.js";
 import { Axis } from "../gen/trocar_api/v1/reduction_pb.js";
 import { Dtype } from "../gen/trocar_api/v1/tensor_pb.js";
 
-/** Keys of an edit that all operations take, of those that the page can make. */
-const COMMON = ["at", "op", "channels", "tokens", "index", "channel_dim"];
-
 function kindOf(field) {
   if (!field) return "operand"; // the operation itself
   if (field.fieldKind === "enum") return "choice";
@@ -38,16 +35,52 @@ export const OPERATIONS = new Map(
   EditSchema.oneofs.find((one) => one.name === "operation").fields
     .filter((field) => field.name in OPTIONS).map((field) => [field.name, operationOf(field)]));
 
+const INDEX = /^(-?\d+|-?\d*:-?\d*)(, *(-?\d+|-?\d*:-?\d*))*$/;
+const RANGE = /^(-?\d+)?:(-?\d+)?$/;
+
+const isText = (value) => typeof value === "string";
+const areWhole = (value) => Array.isArray(value) && value.every(Number.isSafeInteger);
+const isNumbers = (value) => Array.isArray(value) && value.length > 0 && value.every(Number.isFinite);
+const isRows = (value) => Array.isArray(value) && value.length > 0 && value.every((row) => isNumbers(row) && row.length === value[0].length);
+const isPart = (value) => value === "all" || (areWhole(value) && value.length > 0) || (isText(value) && RANGE.test(value));
+const arePositions = (value) => value !== null && typeof value === "object" && Object.keys(value).length > 0
+  && Object.entries(value).every(([name, part]) => ["prompt", "generated"].includes(name) && isPart(part));
+
+/** Whether a value of a link is one that the page itself gives an option, by the option's kind. */
+const IS_OF_KIND = {
+  operand: Number.isFinite,
+  number: Number.isFinite,
+  integer: Number.isInteger,
+  flag: (value) => typeof value === "boolean",
+  choice: (value, { choices }) => choices.includes(value),
+  source: isText,
+  text: isText,
+  vectors: (value) => isNumbers(value) || isRows(value) || (Array.isArray(value) && value.length === 0), // none is picked
+  reference: isNumbers,
+};
+
+/** The same, of keys that all operations take. */
+const IS_COMMON = {
+  at: isText,
+  op: isText,
+  channels: areWhole,
+  tokens: areWhole,
+  index: (value) => isText(value) && INDEX.test(value),
+  channel_dim: Number.isSafeInteger,
+  positions: arePositions,
+};
+
 /** Whether the page can make an edit of a link: the name of stored ones, or an operation with options that it has. */
 export function isKnown(edit) {
-  if (typeof edit === "string") return true;
+  if (isText(edit)) return true;
   const operation = OPERATIONS.get(edit?.op);
-  const names = [...COMMON, ...(operation?.options.map(({ name }) => name) ?? [])];
-  const isIndex = edit.index === undefined || (typeof edit.index === "string" && INDEX.test(edit.index));
-  return Boolean(operation) && typeof edit.at === "string" && isIndex && Object.keys(edit).every((key) => names.includes(key));
+  if (!operation || !isText(edit.at)) return false;
+  return Object.entries(edit).every(([key, value]) => {
+    if (Object.hasOwn(IS_COMMON, key)) return IS_COMMON[key](value);
+    const option = operation.options.find(({ name }) => name === key);
+    return option !== undefined && IS_OF_KIND[option.kind](value, option);
+  });
 }
-
-const INDEX = /^(-?\d+|-?\d*:-?\d*)(, *(-?\d+|-?\d*:-?\d*))*$/;
 
 /** Names of the inputs from which edits take values. */
 export const sourcesOf = (edits) => [...new Set(edits.flatMap((edit) => edit.source || []))];
@@ -95,16 +128,27 @@ function regionOf({ channels, tokens, index }) {
   return takes.length || index ? { takes, index: index ? wiredIndex(index) : undefined } : undefined;
 }
 
+function wiredPart(part) {
+  if (part === "all") return { kind: { case: "all", value: true } };
+  if (Array.isArray(part)) return { kind: { case: "list", value: { positions: part.map(BigInt) } } };
+  const [start, stop] = part.split(":");
+  return { kind: { case: "range", value: { start: whole(start), stop: whole(stop) } } };
+}
+
+const wiredPositions = (positions) =>
+  Object.fromEntries(Object.entries(positions).map(([name, part]) => [name, wiredPart(part)]));
+
 /** One edit, as JSON has it or the name of stored ones, as a message; bytes of its arrays are added to `payloads`. */
 function edited(edit, payloads) {
   if (typeof edit === "string") return { operation: { case: "stored", value: edit } };
-  const { at, op, channel_dim: channelDim, ...given } = edit;
+  const { at, op, channel_dim: channelDim, positions, ...given } = edit;
   const { field, options } = OPERATIONS.get(op);
   const set = options.map((one) => [one, given[one.name] ?? one.default]).filter(([, value]) => value !== null);
   const value = options[0]?.field === null
     ? constant(set[0][1])
     : Object.fromEntries(set.map(([one, own]) => [one.field.localName, fieldValue(one, own, payloads)]));
-  return { selector: at, region: regionOf(edit), channelDim, operation: { case: field.localName, value } };
+  const where = { region: regionOf(edit), channelDim, positions: positions && wiredPositions(positions) };
+  return { selector: at, ...where, operation: { case: field.localName, value } };
 }
 
 /** Edits as messages, and the bytes of their arrays: `{edits, payloads}`. */

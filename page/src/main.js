@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { html } from "./html.js";
 import { PANELS } from "./panels/index.js";
-import { chooseModel, connect, isTokenWanted, models, server, setToken, start, token, view } from "./state.js";
+import { chooseModel, connect, isLinkTokenLeft, isTokenWanted, models, server, setToken, start, token, view } from "./state.js";
 import { Input } from "./views/input.js";
 import { Problem } from "./views/problem.js";
 import { Working } from "./views/progress.js";
@@ -30,6 +30,7 @@ function Header() {
         ${models.value.map((one) => html`<option key=${one.modelId} value=${one.modelId} disabled=${one.state !== LOADED}>${one.modelId}</option>`)}
       </select></label>
       ${server.value && html`<span class="hint">server ${server.value.version}, ${server.value.device}</span>`}
+      ${isLinkTokenLeft.value && html`<span class="hint" role="status">The link has another token than yours, which stays in use; to take the link's, forget yours and open the link again.</span>`}
       ${token.value && html`<button onClick=${() => { setToken(""); location.reload(); }}>Forget the token</button>`}
     </header>`;
 }
@@ -37,6 +38,7 @@ function Header() {
 function Panel({ panel }) {
   const { View } = panel;
   if (!panel.usesModel) return html`<${View} />`;
+  if (panel.hasOwnInput) return html`<div class="with-model without-input"><${Tree} /><div class="values"><${View} /></div></div>`;
   return html`<div class="with-model"><${Tree} /><${Input} /><div class="values"><${View} /></div></div>`;
 }
 

@@ -11,6 +11,7 @@ import { during, Latest, problem } from "./work.js";
 const TOKEN_KEY = "trocar-token";
 /** Characters of a header's value, as browsers and gRPC send it. */
 const TOKEN = /^[\x21-\x7e]*$/;
+const LOADING = 2;
 const LOADED = 3;
 
 /** What a link brings back, of what all panels share. */
@@ -92,10 +93,18 @@ export function setToken(text) {
   return true;
 }
 
+/** Whether a link had another token than the one in use, which stays: calls would else be made in another's name. */
+export const isLinkTokenLeft = signal(false);
+
+function takeLinkToken(text) {
+  isLinkTokenLeft.value = Boolean(token.value) && token.value !== text;
+  if (!isLinkTokenLeft.value) setToken(text);
+}
+
 /** Reads the address and keeps it as what is shown changes. */
 export function start() {
   token.value = sessionStorage.getItem(TOKEN_KEY) ?? "";
-  startAddress(setToken, showModel);
+  startAddress(takeLinkToken, showModel);
 }
 
 /** Asks the server for its models and shows one. What is shown stays where the server does not answer. */
@@ -109,6 +118,10 @@ export async function connect() {
   models.value = reply.listed;
   const usable = reply.listed.filter((one) => one.state === LOADED);
   if (!model.value) view.model.value = (usable[0] ?? reply.listed[0])?.modelId ?? "";
+  if (model.value?.state === LOADING) { // as after a start of the server; the page asks again by itself
+    problem.value = { what: `Waiting for ${view.model.value}`, code: "UNAVAILABLE", text: "The server is loading this model." };
+    return;
+  }
   await showModel();
 }
 
@@ -222,9 +235,18 @@ export async function choosePort(port) {
 
 const pass = new Latest();
 
-/** What a pass of the chosen module collects: its value, and the model's output. */
+/**
+ * What a pass collects beside the chosen module: the model's output. That of a language model has a number for each token
+ * of its vocabulary at each position, which no panel shows: its tokens' ids, as a pass collects something.
+ */
+export const beside = () => (model.value?.generates ? "/in(input_ids)" : "/out");
+
+/** Whether a value is one that a pass collects beside those that were chosen. */
+export const isBeside = ({ map }) => map.path === "" && ["out", "in"].includes(map.port);
+
+/** What a pass of the chosen module collects: its value, and what is beside it. */
 export const taps = (path = view.module.value, port = view.port.value) =>
-  [...(path ? [moduleTap(path, port)] : []), { selector: "/out", values: true }];
+  [...(path ? [moduleTap(path, port)] : []), { selector: beside(), values: true }];
 
 /** As `api.extract`, of values whose tensors say which dimension has the channels, where it is not the usual one. */
 export async function extract(modelId, given, request, own) {
@@ -303,5 +325,5 @@ export async function search(selector) {
 
 /** The last pass as `pythonCode` takes it: with `result`, the name of its values. */
 export const passOf = (result, edits) => ({
-  result, model: view.model.value, input: input.value, taps: [...collected.value.map(({ map }) => map.name), "/out"], edits,
+  result, model: view.model.value, input: input.value, taps: [...collected.value.map(({ map }) => map.name), beside()], edits,
 });

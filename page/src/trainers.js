@@ -48,7 +48,7 @@ const isNumber = (value) => typeof value === "number" || NOT_FINITE.includes(val
 /**
  * The curves of a fit.
  * @param events of one fit
- * @param rules names of the trainer's gradient rules, in order
+ * @param rules names of the trainer's gradient edits, in order
  * @returns an array of `{label, series}`, each series with `name` and `points`; without those that have no points. A value
  *   that is NaN is a point, too.
  */

@@ -96,7 +96,7 @@ class Layout:
             message: A serialised message that `split_message` accepts.
             varying: Number of a field outside of its chunks whose content may differ, though not in size.
         """
-        view, places, found, content = memoryview(message), [], [], 0
+        view, places, result, content = memoryview(message), [], [], 0
         for tag, position, start, end in _fields(view):
             if tag == _CHUNKS_TAG:
                 index, offset, begin, stop = 0, 0, end, end
@@ -106,9 +106,9 @@ class Layout:
                     begin, stop = (start + first, start + last) if inner == _DATA_TAG else (begin, stop)
                 places.append((index, offset, begin, stop))
             elif tag >> 3 == varying:
-                found.append(slice(position, end))
+                result.append(slice(position, end))
                 content = start
-        return cls(message, places, found[0] if found else None, content) if len(found) < 2 else None
+        return cls(message, places, result[0] if result else None, content) if len(result) < 2 else None
 
     def chunks(self, message: bytes) -> list[Chunk] | None:
         """Return the chunks of a message of this layout; None for another one."""

@@ -7,13 +7,15 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trocar_server.app.log_format import LogFormat, set_up_logging
+from trocar_api.reasons import ErrorReason
+from trocar_server import __version__
+from trocar_server.app.log_format import LogFormat, early_log, set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
@@ -27,58 +29,81 @@ if TYPE_CHECKING:
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="models: resnet50, vit_b_16=random:0, timm:NAME, ID=hf:FOLDER"),
+        typer.Argument(metavar="MODEL", help="Models: resnet50, vit_b_16=random:0, timm:NAME, ID=hf:FOLDER."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with models and settings; see docs/serving.md")
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with models and settings; see docs/serving.md."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="address to listen on, or unix:/path [default: 127.0.0.1]")
+        str | None,
+        typer.Option(metavar="HOST", help="Address to listen on, or unix:/path. Default: 127.0.0.1."),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="TCP port, 0 for a free one [default: 50051]")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0 [default: auto]")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="TCP port, 0 for a free one. Default: 50051.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="auto, cpu or cuda:0. Default: auto.")
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="data directory: weights, trainers, stored edits and tokens [default: ~/.local/state/trocar]"
+            metavar="FOLDER",
+            help="Data directory: weights, trainers, stored edits and tokens. Default: "
+            "~/.local/state/trocar.",
         ),
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="allow any address, without authentication or TLS"),
+        typer.Option("--insecure", help="Allow any address, without authentication or TLS."),
     ] = None,
     tokens: Annotated[
-        bool | None, typer.Option("--tokens", help="require a token of `trocar token create` for every call")
+        bool | None,
+        typer.Option("--tokens", help="Require a token of `trocar admin token create` for every call."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="the server's certificate chain, a PEM file")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="its private key, a PEM file")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The server's certificate chain, a PEM file.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, a PEM file.")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="CA certificates, a PEM file; clients must then present a certificate")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="CA certificates, a PEM file; clients must then present a certificate."
+        ),
     ] = None,
-    reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
+    reflection: Annotated[bool | None, typer.Option("--reflection", help="Offer gRPC reflection.")] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="TCP port of Prometheus metrics, 0 for a free one [default: none]")
+        int | None,
+        typer.Option(
+            metavar="NUMBER", help="TCP port of Prometheus metrics, 0 for a free one. Default: no metrics."
+        ),
     ] = None,
     page: Annotated[
-        bool | None, typer.Option("--page", help="serve a web page as well; needs the extra 'page'")
+        bool | None, typer.Option("--page", help="Serve a web page as well; needs the extra 'page'.")
     ] = None,
     page_port: Annotated[
         int | None,
-        typer.Option(help="TCP port of the page, 0 for a free one; implies --page [default: 8080]"),
+        typer.Option(
+            metavar="NUMBER", help="TCP port of the page, 0 for a free one; implies --page. Default: 8080."
+        ),
     ] = None,
-    log_format: Annotated[LogFormat | None, typer.Option(help="format of log lines [default: text]")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="Format of log lines. Default: text.")] = None,
     strict: Annotated[
-        bool | None, typer.Option("--strict", help="exit with 1 if any model cannot be loaded")
+        bool | None, typer.Option("--strict", help="Exit with 1 if any model cannot be loaded.")
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="write the server's address to this file when it is ready")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the server's address to this file when it is ready."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print the address, or why the server cannot start, as JSON")
+        bool, typer.Option("--json", help="Print the address, or why the server cannot start, as JSON.")
     ] = False,
     ray: Annotated[
         str | None,
-        typer.Option(help="deploy on a Ray cluster: its address, auto, or local to start one for as long"),
+        typer.Option(
+            metavar="ADDRESS",
+            help="Deploy on a Ray cluster: its address, auto, or local to start one for as long.",
+        ),
     ] = None,
 ) -> None:
     """Host models and serve clients until stopped."""
@@ -111,12 +136,25 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         }
         return settings.model_copy(update={"models": {**settings.models, **named}})
 
+    _say_start(config, models or (), read_config(config, **overrides))
     settings = read()
     set_up_logging(settings.log_format)
     if ray:
         _deploy(ray, settings, ready_file, as_json=as_json)
     else:
         _serve(settings, read, ready_file, as_json=as_json)
+
+
+def _say_start(config: Path | None, models: Sequence[str], settings: "ServerConfig") -> None:
+    """Log what starts, before torch is imported and models are loaded, which takes seconds to minutes."""
+    early_log(settings.log_format).info(
+        "starting",
+        version=__version__,
+        config="none" if config is None else str(config),
+        models=len({*settings.models, *models}),
+        host=settings.host,
+        port=settings.port,
+    )
 
 
 def _serve(
@@ -172,14 +210,22 @@ def _deploy(address: str, settings: "ServerConfig", ready_file: Path | None, *, 
 
 
 def _write_address(ready_file: Path | None, address: str) -> None:
-    if ready_file:
+    if ready_file is None:
+        return
+    try:
         write_durably(ready_file, address.encode(), is_private=False, is_durable=False)
+    except OSError as error:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT, f"cannot write the ready file '{ready_file}': {error.strerror}"
+        ) from None
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="a .pth or .pt file with a state dict", exists=True)],
-    target: Annotated[Path, typer.Argument(help="the .safetensors file to write")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, also for errors")] = False,
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A .pth or .pt file with a state dict.", exists=True)
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The .safetensors file to write.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")] = False,
 ) -> None:
     """Convert a PyTorch state dict to safetensors, without running code in it."""
     from trocar_server.models import convert_checkpoint

@@ -14,6 +14,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 _current: ContextVar[str | None] = ContextVar("principal", default=None)
 _flow: ContextVar[str] = ContextVar("flow", default="")
+_is_operator: ContextVar[bool] = ContextVar("is_operator", default=False)
 
 
 def is_unproven(principal: str) -> bool:
@@ -35,6 +36,12 @@ current_flow: Callable[[], str] = _flow.get
 The principal, if callers have names. Work that outlives a call, such as a fit, stays in its flow.
 """
 
+
+is_operator: Callable[[], bool] = _is_operator.get
+"""Whether the caller of the current call has the scope admin; on an open server every caller has it."""
+
+set_operator: Callable[[bool], object] = _is_operator.set
+"""Sets whether the caller has the scope admin, for the rest of the task."""
 
 set_principal: Callable[[str], object] = _current.set
 """Sets the principal of the current call, for the rest of the task."""

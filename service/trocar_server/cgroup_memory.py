@@ -30,7 +30,7 @@ def limit_files(own: Path = _OWN, root: Path = _ROOT) -> list[Path]:
 
 
 def cgroup_limit(files: Iterable[Path] | None = None) -> int | None:
-    """Return the smallest limit in bytes; None if there is none.
+    """Return the smallest limit in bytes, or None.
 
     Args:
         files: Those of this process when None.

@@ -19,21 +19,27 @@ path = "flowers"            # a folder with one folder of images for each class
 
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
 from trocar_api.byte_sizes import byte_count
 from trocar_api.reasons import ErrorReason
+from trocar_api.value_words import refusals
 from trocar_server.errors import ServiceError, nearest
 
 
 def _read_size(value: object) -> object:
     """Read a text as a size; other values stay for pydantic."""
-    return byte_count(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return byte_count(value)
+    except ValueError:
+        raise ValueError(f"must be a number of bytes or a size such as 256MiB, not {value[:40]!r}") from None
 
 
 ByteCount = Annotated[int, BeforeValidator(_read_size)]
@@ -94,6 +100,8 @@ class Limits(Table):
     """Seconds for which a model's own tokenizer or feature extractor may work on one batch."""
     max_dataset_bytes: ByteCount = Field(default=16 << 30, ge=1 << 10)
     """Bytes of all data sets that one caller has uploaded; equal shards count once."""
+    max_direction_fit_bytes: ByteCount = Field(default=8 << 30, ge=1 << 10)
+    """Bytes on disk of the pooled values to which directions are fitted, of all running fits."""
     max_shared_memory_bytes: ByteCount = Field(default=1 << 30, ge=0)
     """Bytes of shared memory that one caller on a Unix socket may have at once; 0 to lend none."""
     max_queue: int = Field(default=64, ge=1)
@@ -340,7 +348,7 @@ class ServerConfig(BaseSettings):
     insecure: bool = False
     """Whether addresses other than loopback are allowed without authentication."""
     tokens: bool = False
-    """Whether every call needs a token of `trocar token create`, with the scope of its method."""
+    """Whether every call needs a token of `trocar admin token create`, with the scope of its method."""
     tls_cert: Path | None = None
     """The server's certificate chain as a PEM file; with it and `tls_key` the server speaks TLS only. It and
     the next two are looked up beside the config file when they are relative."""
@@ -432,29 +440,69 @@ def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
         environment = EnvSettingsSource(ServerConfig)()
         return ServerConfig(**_merged(_merged(in_file, environment), overrides))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(e)}" for e in error.errors())
-        raise _wrong(f"the configuration is invalid: {problems}") from None
+        raise _wrong(f"the configuration is invalid: {_problems(error)}") from None
     except SettingsError as error:  # an environment variable that should hold JSON
         raise _wrong(f"the environment is invalid: {error}") from None
 
 
-_MOST_SHOWN = 60
-"""Characters of a value in a message."""
+def _problems(error: ValidationError) -> str:
+    """Return every refused setting, with its path and why."""
+    lines = []
+    for place, words in refusals(error.errors()):
+        name = ".".join(map(str, place))
+        is_unknown = any(tuple(e["loc"]) == place and e["type"] == "extra_forbidden" for e in error.errors())
+        lines.append(f"{name}: {_unknown_setting(place)}" if is_unknown else f"{name} {words}")
+    return "; ".join(lines)
 
 
-def _problem(error: ErrorDetails) -> str:
-    if error["type"] == "extra_forbidden":
-        near = nearest(str(error["loc"][-1]), _setting_names())
-        hint = f"nearest: {', '.join(near)}; " if near else ""
-        return f"no such setting; {hint}docs/serving.md lists all"
-    value = error["input"]
-    is_short = isinstance(value, str | int | float) and len(repr(value)) <= _MOST_SHOWN
-    return f"{error['msg']}, not {value!r}" if is_short else error["msg"]
+def _unknown_setting(place: tuple[int | str, ...]) -> str:
+    """Say what an unknown setting is: one of another table, else the nearest ones of its own."""
+    name, tables = str(place[-1]), dict(_tables(ServerConfig, ()))
+    own = tuple(part for part in place[:-1] if isinstance(part, str))  # lists of tables have numbers
+    known = next((names for table, names in tables.items() if _is_table(own, table)), [])
+    elsewhere = sorted(_heading(table) for table, names in tables.items() if name in names)
+    if elsewhere:
+        return f"no such setting here; it is one of {' and '.join(elsewhere)}"
+    near = nearest(name, known)
+    hint = f"nearest: {', '.join(near)}; " if near else ""
+    return f"no such setting; {hint}docs/serving.md lists all"
 
 
-def _setting_names() -> set[str]:
-    kinds: list[type[BaseModel]] = [ServerConfig, *Table.__subclasses__()]
-    return {name for kind in kinds for name in kind.model_fields}
+_ANY = "*"
+"""A part of a table's name that the operator chooses: the id of a model, say."""
+
+
+def _tables(kind: type[BaseModel], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield each table by its place, with its settings."""
+    yield at, list(kind.model_fields)
+    for name, field in kind.model_fields.items():
+        for part in (field.annotation, *_parts(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Table):
+                is_named = part not in (field.annotation, *get_args(field.annotation)[:1])
+                yield from _tables(part, (*at, name, _ANY) if is_named else (*at, name))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield the types that an annotation is made of, at any depth."""
+    for part in get_args(annotation):
+        yield part
+        yield from _parts(part)
+
+
+def _is_table(place: tuple[str, ...], table: tuple[str, ...]) -> bool:
+    return len(place) == len(table) and all(
+        part in (own, _ANY) for own, part in zip(place, table, strict=True)
+    )
+
+
+def _heading(table: tuple[str, ...]) -> str:
+    """Return how a table is written in the file: `[models.ID]`."""
+    words = {"models": "ID", "datasets": "ID", "inputs": "NAME"}
+    befores = ("", *table)
+    parts = [
+        words.get(before, "") if part == _ANY else part for before, part in zip(befores, table, strict=False)
+    ]
+    return f"[{'.'.join(parts) or 'server'}]"
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -473,7 +521,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _wrong(f"cannot read the config file '{path.name}': {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise _wrong(f"'{path.name}' is not valid TOML: it is not a text in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise _wrong(f"'{path.name}' is not valid TOML: {error}") from None
     server = values.pop("server", {})
     if not isinstance(server, dict):

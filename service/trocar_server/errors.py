@@ -53,11 +53,24 @@ def busy(message: str, retry_after_s: float | None = None, **details: str) -> Se
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` of `names` that look like `name`, best first; those of its depth come first."""
+    """Return up to `count` of `names` that look like `name`, best first; names of its depth come first.
+
+    Names that differ in case only, or in what stands before a dot (`model.layer4` of `layer4`), come alone.
+    """
     candidates = list(names)
+    same = [candidate for candidate in candidates if _is_same(name.lower(), candidate.lower())]
+    if same:
+        return sorted(same, key=len)[:count]
     level = [candidate for candidate in candidates if candidate.count(".") == name.count(".")]
-    found = [*get_close_matches(name, level, count, 0.5), *get_close_matches(name, candidates, count, 0.5)]
-    return list(dict.fromkeys(found))[:count]
+    result = [*get_close_matches(name, level, count, 0.5), *get_close_matches(name, candidates, count, 0.5)]
+    return list(dict.fromkeys(result))[:count]
+
+
+def _is_same(name: str, candidate: str) -> bool:
+    """Whether one is the other with names before it, as in `model.layer4` and `layer4`."""
+    return bool(name and candidate) and (
+        name == candidate or name.endswith(f".{candidate}") or candidate.endswith(f".{name}")
+    )
 
 
 def unknown(reason: ErrorReason, kind: str, name: str, names: Iterable[str], advice: str) -> ServiceError:

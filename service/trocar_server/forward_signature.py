@@ -175,7 +175,7 @@ class ForwardSignature:
 
     @cached_property
     def _positions_only(self) -> tuple[str, ...]:
-        """Those of them that take no name."""
+        """Which of them take no name."""
         return tuple(p.name for p in self.parameters or () if p.kind is _Parameter.POSITIONAL_ONLY)
 
     @cached_property

@@ -34,7 +34,8 @@ class MetricsServer:
         except OSError as error:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
-                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another metrics_port",
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another metrics_port, or "
+                "metrics_host",
             ) from None
         self.port = int(self._http.server_port)
         self._thread = Thread(target=self._http.serve_forever, args=(0.05,), name="metrics", daemon=True)

@@ -38,11 +38,11 @@ def parse_name(name: str) -> tuple[str, Steps]:
     steps: list[int | str] = []
     position = len(root)
     while bracket and position < len(name):
-        found = _STEP.match(name, position)
-        if found is None or len(steps) == MAX_DEPTH:
+        match = _STEP.match(name, position)
+        if match is None or len(steps) == MAX_DEPTH:
             raise _unreadable(name)
-        steps.append(int(found[1]) if found[1] else _key(name, found[2]))
-        position = found.end()
+        steps.append(int(match[1]) if match[1] else _key(name, match[2]))
+        position = match.end()
     return root, tuple(steps)
 
 
@@ -66,22 +66,22 @@ def nested(names: Sequence[str], values: Sequence[object]) -> tuple[list[str], l
     Raises:
         ValueError: Names contradict each other, or a position of a list is missing.
     """
-    found: dict[str, list[tuple[Steps, object]]] = {}
+    result: dict[str, list[tuple[Steps, object]]] = {}
     arguments: list[tuple[str, object]] = []
     for name, value in zip(names, values, strict=True):
         if not is_nested(name):
             arguments.append((name, value))
             continue
         root, steps = parse_name(name)
-        if root not in found:
-            found[root] = []
-            arguments.append((root, found[root]))
-        found[root].append((steps, value))
+        if root not in result:
+            result[root] = []
+            arguments.append((root, result[root]))
+        result[root].append((steps, value))
     plain = {name for name in names if name and not is_nested(name)}
-    if twice := sorted(plain & set(found)):
+    if twice := sorted(plain & set(result)):
         raise ValueError(f"'{twice[0]}' is given, and inputs within it too; give one or the other")
     built = [
-        _built(name, value) if isinstance(value, list) and value is found.get(name) else value
+        _built(name, value) if isinstance(value, list) and value is result.get(name) else value
         for name, value in arguments
     ]
     return [name for name, _ in arguments], built
@@ -95,8 +95,8 @@ def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[list[str], l
         if within is None:
             inputs.append((name, value))
             continue
-        found = flattened([f"{name}[{json.dumps(step)}]" for step in within], list(within.values()))
-        inputs += zip(*found, strict=True)
+        result = flattened([f"{name}[{json.dumps(step)}]" for step in within], list(within.values()))
+        inputs += zip(*result, strict=True)
     return [name for name, _ in inputs], [value for _, value in inputs]
 
 

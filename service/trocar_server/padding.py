@@ -40,7 +40,7 @@ def check_padded_bytes(what: str, sample_count: int, longest: str, byte_count: i
         raise ServiceError(
             ErrorReason.REQUEST_TOO_LARGE,
             f"{sample_count:,} {what} become at least {byte_count:,} bytes, as all are padded to the longest "
-            f"of {longest}, and one call may have {most_bytes:,}; send those of similar lengths together, or "
+            f"of {longest}, and one call may have {most_bytes:,}; send texts of similar lengths together, or "
             "fewer",
             byte_count=str(byte_count),
             limit=str(most_bytes),

@@ -52,7 +52,7 @@ def test_a_defect_shows_a_request_id_and_nothing_else(
     client: trocar.Client, raising: list[BaseException], error: BaseException
 ) -> None:
     raising.append(error)
-    with pytest.raises(trocar.InternalServerError) as caught:
+    with pytest.raises(trocar.errors.InternalServerError) as caught:
         client.extract("identity", ROW, "identity")
     assert "secret" not in str(caught.value)
     assert caught.value.request_id in str(caught.value)
@@ -61,7 +61,7 @@ def test_a_defect_shows_a_request_id_and_nothing_else(
 @pytest.mark.parametrize("text", ["größe 🙂", "line\nbreak", "nul\0", "100 % %41"])
 def test_text_arrives_as_it_was(client: trocar.Client, raising: list[BaseException], text: str) -> None:
     raising.append(ServiceError(ErrorReason.INVALID_ARGUMENT, text))
-    with pytest.raises(trocar.InvalidArgumentError) as caught:
+    with pytest.raises(trocar.errors.InvalidArgumentError) as caught:
         client.models()
     assert str(caught.value) == text
 
@@ -70,7 +70,7 @@ def test_text_that_utf8_cannot_hold_keeps_its_reason(
     client: trocar.Client, raising: list[BaseException]
 ) -> None:
     raising.append(ServiceError(ErrorReason.INVALID_ARGUMENT, "a key '\ud800'"))
-    with pytest.raises(trocar.InvalidArgumentError):
+    with pytest.raises(trocar.errors.InvalidArgumentError):
         client.models()
 
 
@@ -79,5 +79,5 @@ def test_a_list_of_two_thousand_keys_keeps_its_reason(
 ) -> None:
     keys = "\n".join(f"features.denseblock4.denselayer{number}.conv2.weight" for number in range(2000))
     raising.append(ServiceError(ErrorReason.WEIGHTS_MISMATCH, "2000 missing", missing=keys))
-    with pytest.raises(trocar.WeightsMismatchError):
+    with pytest.raises(trocar.errors.WeightsMismatchError):
         client.models()

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.support.wire.pictures import encoded, photo
-from trocar._attribution.heat_map_pictures import image_pixels
+from trocar._attribution.image_pixels import image_pixels
 from trocar._base.rgb import rgb_pixels
 from trocar._export.decoding import as_value, client_decoder, keep_encoded
 from trocar._uploads.object_shards import _encoded

@@ -115,6 +115,7 @@ _REDUCTIONS = st.one_of(
     st.builds(
         reduction_pb2.TopKReduction, k=_SMALL, dim=st.none() | st.integers(-4, 4), is_smallest=st.booleans()
     ).map(lambda kind: reduction_pb2.Reduction(top_k=kind)),
+    st.just(reduction_pb2.Reduction(peak=reduction_pb2.PeakReduction())),
     st.builds(reduction_pb2.GramReduction, is_normalized=st.booleans()).map(
         lambda kind: reduction_pb2.Reduction(gram=kind)
     ),

@@ -215,7 +215,7 @@ def test_no_forged_checkpoint_is_answered_with_a_defect(
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 1 << 62, (1 << 64) - 1])
 def test_a_checkpoint_that_promises_another_length_is_refused(client: trocar.Client, length: int) -> None:
     checkpoint = struct.pack("<Q", length)[: length if 0 < length < 8 else 8]
-    with pytest.raises(trocar.InvalidArgumentError, match="start again without it"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="start again without it"):
         list(client.extract_stream("plain", [], TAP, running_statistics=True, checkpoint=checkpoint))
 
 

@@ -38,6 +38,8 @@ def served(value: Any, tap: trocar.Tap) -> Reduced:
         (IMAGE, trocar.tap("x", reduce=trocar.crop(1, 0, 3, 2)), IMAGE[..., 1:4, :2]),
         (IMAGE, trocar.tap("x", reduce=trocar.pool("max")), IMAGE.max((2, 3))),
         (IMAGE, trocar.tap("x", reduce=trocar.pool("avg"), channel_dim=-1), IMAGE.mean((1, 2))),
+        (IMAGE, trocar.tap("x", reduce=trocar.peak()), IMAGE.max((2, 3))),
+        (IMAGE, trocar.tap("x", reduce=trocar.peak(), channel_dim=-1), IMAGE.max((1, 2))),
         (TOKENS, trocar.tap("x", reduce=trocar.pool("avg")), TOKENS.mean(1)),
         (TOKENS, trocar.tap("x", reduce=trocar.pool("cls")), TOKENS[:, 0]),
         (

@@ -17,7 +17,7 @@ PLACES: dict[str, set[str]] = {
     # A child process of ours builds a compiled variant: its job, through a pipe of the two.
     "trocar_server/engine/compiled/backends/builds.py": {"pickle"},
     "trocar_server/engine/compiled/backends/build_worker.py": {"pickle"},
-    # `trocar convert` reads a checkpoint offline, with `weights_only=True`.
+    # `trocar admin convert` reads a checkpoint offline, with `weights_only=True`.
     "trocar_server/models/weights/convert.py": {"pickle", "torch.load"},
     # Workers of a fit on this machine: the hosted model, through a pipe of the two processes. Batches and
     # results are messages of `rank_messages`, here and between nodes.

@@ -23,9 +23,9 @@ FIT: dict[str, Any] = {
     "batch_size": 16,
     "shuffle": False,
     "drop_last": True,
-    "metrics": ["accuracy", trocar.metric("top_k", top_k=2)],
-    "augment": [trocar.augmentation("RandomCrop", size=[32, 32], padding=4), "RandomHorizontalFlip"],
-    "early_stop": trocar.early_stop("accuracy", patience=7, min_delta=0.25),
+    "metrics": ["accuracy", trocar.training.metric("top_k", top_k=2)],
+    "augment": [trocar.training.augmentation("RandomCrop", size=[32, 32], padding=4), "RandomHorizontalFlip"],
+    "early_stop": trocar.training.early_stop("accuracy", patience=7, min_delta=0.25),
     "checkpoint_every": 11,
     "feature_cache": False,
     "eval_split": 0.25,
@@ -39,28 +39,35 @@ def read(**options: Any) -> Any:
 
 def test_a_trainer_arrives_with_every_option() -> None:
     found = read(
-        head=trocar.head(10, hidden=[256, 64], dropout=0.5, init="xavier", bias=False, path="fc"),
+        head=trocar.training.head(10, hidden=[256, 64], dropout=0.5, init="xavier", bias=False, path="fc"),
         trainable=["layer4", "fc"],
         losses=[
-            trocar.loss_term("cross_entropy", weight=2, label_smoothing=0.1, ignore_index=-1),
-            trocar.loss_term("mse", at="layer3", teacher=trocar.teacher("resnet50", "layer3")),
-            trocar.loss_term("kl_div", teacher="resnet50", temperature=4.0),
-            trocar.loss_term("l1", target="depth"),
+            trocar.training.loss_term("cross_entropy", weight=2, label_smoothing=0.1, ignore_index=-1),
+            trocar.training.loss_term(
+                "mse", at="layer3", teacher=trocar.training.teacher("resnet50", "layer3")
+            ),
+            trocar.training.loss_term("kl_div", teacher="resnet50", temperature=4.0),
+            trocar.training.loss_term("l1", target="depth"),
         ],
-        optimizer=trocar.adamw(
+        optimizer=trocar.training.adamw(
             lr=1e-3,
             betas=(0.9, 0.98),
             amsgrad=True,
             foreach=None,
-            groups=[trocar.parameter_group(["layer4", "layer3"], lr=1e-4)],
+            groups=[trocar.training.parameter_group(["layer4", "layer3"], lr=1e-4)],
             in_backward=True,
         ),
-        schedule=trocar.schedule("step", per="epoch", warmup=3, warmup_start=0.5, step_size=10, gamma=0.5),
-        gradient_rules=[trocar.clamp("fc.*", -0.1, 0.1), trocar.gradient_rule("layer4/grad_out", "zero")],
-        saved_tensors=trocar.spool(
+        schedule=trocar.training.schedule(
+            "step", per="epoch", warmup=3, warmup_start=0.5, step_size=10, gamma=0.5
+        ),
+        gradient_edits=[
+            trocar.training.gradient_edit("fc.*", "clamp", -0.1, 0.1),
+            trocar.training.gradient_edit("layer4/grad_out", "zero"),
+        ],
+        saved_tensors=trocar.training.save_on_disk(
             "1TiB", modules="layer4", min_bytes=7, store_dtype="bf16", device_bytes="1KiB"
         ),
-        regularizers=trocar.regularizer("fc.weight", 0.5, norm="l1"),
+        regularizers=trocar.training.regularizer("fc.weight", 0.5, norm="l1"),
         train_mode="layer1",
         activation_checkpointing=["layer2"],
         clip_norm=1.5,
@@ -93,7 +100,7 @@ def test_a_trainer_arrives_with_every_option() -> None:
         "name": "step", "options": {"step_size": 10, "gamma": 0.5}, "per": "epoch", "warmup": 3,
         "warmup_start": 0.5,
     }  # fmt: skip
-    assert [(rule["selector"], rule["name"], rule["options"]) for rule in dumped["gradient_rules"]] == [
+    assert [(rule["selector"], rule["name"], rule["options"]) for rule in dumped["gradient_edits"]] == [
         ("fc.*", "clamp", {"low": -0.1, "high": 0.1}),
         ("layer4/grad_out", "zero", {}),
     ]
@@ -155,7 +162,7 @@ Option = st.one_of(
 
 @given(Option)
 def test_an_option_arrives_as_the_value_that_it_was(value: object) -> None:
-    found = read(optimizer=trocar.sgd(lr=0.1, momentum=value)).optimizer.options["momentum"]
+    found = read(optimizer=trocar.training.sgd(lr=0.1, momentum=value)).optimizer.options["momentum"]
     assert found == value
     assert isinstance(found, bool) == isinstance(value, bool)
     if isinstance(value, int):
@@ -166,18 +173,18 @@ def test_an_option_arrives_as_the_value_that_it_was(value: object) -> None:
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.int64(3), np.array([0.5, 1.5]), np.bool_(True)])
 def test_numbers_of_numpy_arrive_as_plain_ones(value: Any) -> None:
-    assert read(optimizer=trocar.sgd(momentum=value)).optimizer.options["momentum"] == value.tolist()
+    assert read(optimizer=trocar.training.sgd(momentum=value)).optimizer.options["momentum"] == value.tolist()
 
 
 @pytest.mark.parametrize("value", [1e30, 1e16, -1e300, 5e-324])
 def test_a_large_float_stays_a_float(value: float) -> None:
-    found = read(optimizer=trocar.sgd(lr=value)).optimizer.options["lr"]
+    found = read(optimizer=trocar.training.sgd(lr=value)).optimizer.options["lr"]
     assert (type(found), found) == (float, value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_client_that_sends_what_is_not_finite_is_told(value: float) -> None:
-    message = trainer_spec(TrainerOptions("resnet18", optimizer=trocar.sgd()))
+    message = trainer_spec(TrainerOptions("resnet18", optimizer=trocar.training.sgd()))
     message.optimizer.options["lr"] = value
     with pytest.raises(ServiceError, match="finite") as caught:
         trainer_specs.trainer_spec(message)

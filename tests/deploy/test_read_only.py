@@ -34,7 +34,9 @@ def test_it_serves_trains_with_a_spool_and_stops_by_sigterm(tmp_path: Path) -> N
         with trocar.connect(address_of(process, tmp_path)) as client:
             assert client.is_serving()
             assert client.extract("resnet18", images, taps=["fc"])["fc"].shape == (2, 1000)
-            trainer = client.train("resnet18", saved_tensors=trocar.spool(budget_bytes=1 << 20))
+            trainer = client.train(
+                "resnet18", saved_tensors=trocar.training.save_on_disk(budget_bytes=1 << 20)
+            )
             assert trainer.step(images, np.array([1, 2])).written_bytes > 0
             trainer.save()
             client.upload_dataset((images, np.array([1, 2])))

@@ -11,7 +11,7 @@ from tests.support.models.tiny_models import Plain
 from tests.support.models.trainable_nets import SteadyNet
 from tests.support.servers.serving import custom
 from tests.support.wire.wire import chunk, request, tensor
-from trocar_api.v1 import model_pb2, server_pb2, stream_pb2, tap_pb2
+from trocar_api.v1 import generation_pb2, model_pb2, server_pb2, stream_pb2, tap_pb2, tensor_pb2
 from trocar_server.config import ServerConfig
 from trocar_server.rpc.oip.oip_messages import SERVICE, message_class
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 SHAPE = (3, 8, 8)
 MODELS = {"plain": custom(Plain, SHAPE), "other": custom(SteadyNet, SHAPE)}
 SETTINGS = {"models": MODELS}
+CAUSAL = {
+    "causal": {
+        "factory": "tests.support.models.causal_models:TinyGpt2",  # by name: it imports transformers
+        "input_shape": (4,),
+        "weights": "random:0",
+    }
+}
 LOADED, UNLOADED = model_pb2.MODEL_STATE_LOADED, model_pb2.MODEL_STATE_UNLOADED
 DRAIN = "ServerService/Drain"
 OIP = f"/{SERVICE.full_name}/"
@@ -109,6 +116,32 @@ async def streaming(_: SteppedServer) -> Request:
     return [stream_pb2.ExtractStreamRequest(start=start), *batches]
 
 
+async def generating(_: SteppedServer) -> Request:
+    prompt = np.arange(5, dtype=np.int64)[None]
+    ids = tensor(prompt.shape, tensor_pb2.DTYPE_INT64, "input_ids")
+    extraction = request("causal", "transformer.h.0", inputs=[ids], chunks=[])
+    options = generation_pb2.GenerationOptions(max_new_tokens=4, temperature=1.0, seed=1)
+    return [
+        generation_pb2.GenerateRequest(extraction=extraction, options=options),
+        generation_pb2.GenerateRequest(chunks=[chunk(prompt.tobytes())]),
+    ]
+
+
+async def generating_several(_: SteppedServer) -> Request:
+    prompts = np.arange(6, dtype=np.int64).reshape(2, 3)
+    ids = tensor(prompts.shape, tensor_pb2.DTYPE_INT64, "input_ids")
+    taps = [tap_pb2.Tap(selector=f"transformer.h.{number}") for number in range(2)]
+    extraction = request("causal", taps=taps, inputs=[ids], chunks=[])
+    extraction.edits.add(selector="transformer.h.0").zero.SetInParent()
+    options = generation_pb2.GenerationOptions(
+        max_new_tokens=2, temperature=1.0, sample_index=1, stop=["end"], logprobs=2
+    )
+    return [
+        generation_pb2.GenerateRequest(extraction=extraction, options=options),
+        generation_pb2.GenerateRequest(chunks=[chunk(prompts.tobytes())]),
+    ]
+
+
 def inference() -> Any:
     kind = message_class(SERVICE.methods_by_name["ModelInfer"].input_type)
     message = kind(model_name="plain", raw_input_contents=[values()])
@@ -167,6 +200,8 @@ CASES = [
     Case("ServerService/GetServerStatus", nothing, same, "", SETTINGS),
     Case("ExtractionService/Extract", extracting, same, "", SETTINGS),
     Case("StreamService/ExtractStream", streaming, same, "", SETTINGS),
+    Case("GenerationService/Generate", generating, same, "", {"models": CAUSAL}),
+    Case("GenerationService/Generate", generating_several, same, "several", {"models": CAUSAL}),
     Case(OIP + "ModelInfer", inferring, same, "", SETTINGS),
     Case(OIP + "ModelStreamInfer", inferring_twice, same, "", SETTINGS),
 ]

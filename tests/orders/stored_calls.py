@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tests.orders.case import Case, Request, asked
 from tests.support.models.tiny_models import Plain
 from tests.support.oracles.tiny_training import samples
 from tests.support.servers.serving import custom
 from tests.support.wire.shards import shard_of
-from trocar_api.v1 import dataset_pb2, edit_pb2
+from trocar_api.v1 import dataset_pb2, direction_pb2, edit_pb2
 from trocar_api.v1 import edit_store_pb2 as pb
+from trocar_server.directions.direction import About, Direction, encoded_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +62,36 @@ async def deleting(server: SteppedServer) -> Request:
     await asked(server, STORE, store("one", 1.0))
     await asked(server, STORE, store("two", 1.0))
     return [pb.DeleteEditsRequest(model_id="plain", name="one")]
+
+
+# --- Directions ---------------------------------------------------------------------------------------
+
+STORE_DIRECTION = "DirectionService/StoreDirection"
+
+
+def direction(name: str) -> direction_pb2.StoreDirectionRequest:
+    vectors = np.arange(4, dtype=np.float64)[None]
+    file = encoded_alone(Direction(vectors, np.zeros(1), About("given", "conv")))
+    return direction_pb2.StoreDirectionRequest(model_id="plain", name=name, place="conv", file=file)
+
+
+def has_direction(name: str) -> Callable[[State], State]:
+    return lambda state: state | {"directions": sorted([*state["directions"], ("plain", name, "conv")])}
+
+
+def lacks_direction(name: str) -> Callable[[State], State]:
+    return lambda state: state | {"directions": [one for one in state["directions"] if one[1] != name]}
+
+
+async def storing_direction(server: SteppedServer) -> Request:
+    await asked(server, STORE_DIRECTION, direction("one"))
+    return [direction("two")]
+
+
+async def deleting_directions(server: SteppedServer) -> Request:
+    await asked(server, STORE_DIRECTION, direction("one"))
+    await asked(server, STORE_DIRECTION, direction("two"))
+    return [direction_pb2.DeleteDirectionsRequest(model_id="plain", name="one")]
 
 
 # --- Data sets ----------------------------------------------------------------------------------------
@@ -148,6 +181,8 @@ CASES = [
     Case(STORE, storing, has("two", 2.0), "", SETTINGS),
     Case(STORE, replacing, has("one", 2.0), "replacing", SETTINGS),
     Case("EditStoreService/DeleteEdits", deleting, lacks("one"), "", SETTINGS),
+    Case(STORE_DIRECTION, storing_direction, has_direction("two"), "", SETTINGS),
+    Case("DirectionService/DeleteDirections", deleting_directions, lacks_direction("one"), "", SETTINGS),
     Case("DatasetService/BeginUpload", beginning, entry("new", is_complete=False), "", SETTINGS),
     Case("DatasetService/UploadShard", sending, shard_arrived, "", SETTINGS),
     Case("DatasetService/CommitUpload", committing, entry("new", is_complete=True), "", SETTINGS),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _NONE = Answer("")
 ANSWER_S = 120.0
 """Virtual seconds within which every call is answered."""
+GAPS = (1, 2, 3)
+"""Awaits from a cancellation to the second one: which of them meets what cleans up is a matter of the order."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Control:
 
 
 class _Sweep:
-    def __init__(self, case: Case, folder: Path) -> None:
-        self.case, self.folder = case, folder
+    def __init__(self, case: Case, folder: Path, gap: int = 1) -> None:
+        self.case, self.folder, self.gap = case, folder, gap
         self.told = _NONE
         """What the caller had been told when the server was killed."""
 
@@ -97,7 +99,7 @@ class _Sweep:
     ) -> Callable[[], object]:
         def twice() -> None:
             call.cancel()
-            watch.at, watch.act = watch.count + 1, call.cancel
+            watch.at, watch.act = watch.count + self.gap, call.cancel
 
         def drain() -> None:
             start = server_pb2.DrainRequest(action=server_pb2.DRAIN_ACTION_START)
@@ -208,8 +210,10 @@ def controlled(case: Case, seed: int, folder: Path) -> Control:
     return run(seed, _Sweep(case, folder).control())
 
 
-def swept(case: Case, control: Control, event: Event, at: int, seed: int, folder: Path) -> None:
-    """Make the call with an event at one of its awaits.
+def swept(
+    case: Case, control: Control, event: Event, at: int, seed: int, folder: Path, gap: int = 1
+) -> None:
+    """Make the call with an event at one of its awaits; a second cancellation comes `gap` awaits later.
 
     Raises:
         AssertionError: Something that must hold does not.
@@ -217,7 +221,7 @@ def swept(case: Case, control: Control, event: Event, at: int, seed: int, folder
     if event in (Event.KILL, Event.STOP) and event not in control.restarted:
         control.restarted[event] = _restarted(case, event, seed, folder)
     folder.mkdir()
-    run(seed, _Sweep(case, folder).disturb(control, event, at))
+    run(seed, _Sweep(case, folder, gap).disturb(control, event, at))
 
 
 def _restarted(case: Case, event: Event, seed: int, folder: Path) -> tuple[State, State]:
@@ -239,7 +243,7 @@ def sweep(case: Case, folder: Path) -> None:
     for event, at in pairs(list(Event), control.await_count, str(case)):
         own = folder / f"{event}-{at}"
         try:
-            swept(case, control, event, at, SEED, own)
+            swept(case, control, event, at, SEED, own, GAPS[at % len(GAPS)])
         except Exception as error:
             error.add_note(f"{case}: {event} at await {at} of {control.await_count}, seed {SEED}")
             raise

@@ -11,7 +11,7 @@ import pytest
 
 from tests.orders import fit_calls, server_calls, stored_calls, trainer_calls
 from tests.orders.case import Event
-from tests.orders.sweep import controlled, swept
+from tests.orders.sweep import GAPS, controlled, swept
 from trocar_server.app import lifecycle
 from trocar_server.engine.host.deployments import Deployments
 from trocar_server.engine.schedule.admission import Reservation
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.orders.case import Case
+    from tests.orders.sweep import Control
 
 CASES = [*trainer_calls.CASES, *stored_calls.CASES, *server_calls.CASES, *fit_calls.CASES]
 
@@ -142,13 +143,19 @@ def _case(name: str) -> Case:
     return next(case for case in CASES if str(case) == name)
 
 
+def _places(control: Control, event: Event) -> list[tuple[int, int]]:
+    """Return every await, and from there to a second event, if there is one, every gap."""
+    gaps = GAPS if event is Event.TWICE else GAPS[:1]
+    return [(at, gap) for at in range(1, control.await_count + 1) for gap in gaps]
+
+
 @pytest.mark.parametrize(("name", "event"), sorted({(fault.name, fault.event) for fault in FAULTS}))
 def test_where_a_fault_would_show_there_is_none(name: str, event: Event, tmp_path: Path) -> None:
     """Tried at every await, also in the ordinary run: these are the places of faults that there were."""
     case = _case(name)
     control = controlled(case, 0, tmp_path / "control")
-    for at in range(1, control.await_count + 1):
-        swept(case, control, event, at, 0, tmp_path / f"{at}")
+    for at, gap in _places(control, event):
+        swept(case, control, event, at, 0, tmp_path / f"{at}-{gap}", gap)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
@@ -157,9 +164,9 @@ def test_a_planted_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
     control = controlled(case, 0, tmp_path / "control")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fault.owner, fault.attribute, fault.planted)
-        for at in range(1, control.await_count + 1):
+        for at, gap in _places(control, fault.event):
             try:
-                swept(case, control, fault.event, at, 0, tmp_path / f"{at}")
+                swept(case, control, fault.event, at, 0, tmp_path / f"{at}-{gap}", gap)
             except (AssertionError, TimeoutError):
                 return
     pytest.fail("no await shows it")

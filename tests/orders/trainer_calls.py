@@ -145,13 +145,13 @@ async def exporting(server: SteppedServer) -> Request:
 
 async def adapting(server: SteppedServer) -> Request:
     adapter = pb.LoraSpec(ranks=[pb.LoraRankSpec(selector="fc", rank=2)])
-    trained = await create(server, adapter=adapter)
+    trained = await create(server, lora=adapter)
     await asked(server, "TrainerService/Train", *batch(trained, 0))
     wanted = pb.ExportTrainerRequest(trainer_id=trained, content=pb.EXPORT_CONTENT_ADAPTER)
     answer = await asked(server, "TrainerService/ExportTrainer", wanted)
     data = b"".join(pb.ExportTrainerResponse.FromString(one).data for one in answer.replies)
     await asked(server, "TrainerService/CloseTrainer", pb.CloseTrainerRequest(trainer_id=trained))
-    trainer_id = await create(server, adapter=adapter)
+    trainer_id = await create(server, lora=adapter)
     first = pb.LoadAdapterRequest(trainer_id=trainer_id, request_id="l" * 32, data=data[:100])
     return [first, pb.LoadAdapterRequest(data=data[100:])]
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from tests.support.orders.stepped_server import SteppedServer, stepped_server
 from tests.support.servers.footprint import hook_count
-from trocar_api.v1 import dataset_pb2, edit_store_pb2, model_pb2, server_pb2, trainer_pb2
+from trocar_api.v1 import dataset_pb2, direction_pb2, edit_store_pb2, model_pb2, server_pb2, trainer_pb2
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.phases import HELD
 
@@ -38,6 +38,7 @@ async def look(server: SteppedServer) -> State:
     await fits_rest(server)
     datasets = await ask("DatasetService/ListDatasets", dataset_pb2.ListDatasetsRequest())
     edits = await ask("EditStoreService/ListEdits", edit_store_pb2.ListEditsRequest())
+    directions = await ask("DirectionService/ListDirections", direction_pb2.ListDirectionsRequest())
     models = await ask("ModelService/ListModels", model_pb2.ListModelsRequest())
     health = await ask("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest())
     drain = await ask("ServerService/Drain", server_pb2.DrainRequest())
@@ -58,6 +59,10 @@ async def look(server: SteppedServer) -> State:
         "edits": sorted(
             (one.model_id, one.name, one.edits[0].SerializeToString())
             for one in edit_store_pb2.ListEditsResponse.FromString(edits.replies[0]).stored
+        ),
+        "directions": sorted(
+            (one.model_id, one.name, one.place)
+            for one in direction_pb2.ListDirectionsResponse.FromString(directions.replies[0]).directions
         ),
         "models": {one.model_id: one.state for one in told if not _ID.fullmatch(one.model_id)},
         "is_serving": health_pb2.HealthCheckResponse.FromString(health.replies[0]).status == 1,
@@ -148,6 +153,8 @@ def leaks(server: SteppedServer, before: set[asyncio.Task[Any]]) -> list[str]:
     app, left = server.app, list[str]()
     if tasks := asyncio.all_tasks() - before - {asyncio.current_task()}:
         left.append(f"tasks: {[one.get_coro() for one in tasks]}")
+    if app.engine.caches.count or app.engine.caches.byte_count:
+        left.append(f"keys and values of {app.engine.caches.count} texts")
     if any(app.engine.admission.reserved()) or app.engine.admission.flows():
         left.append(f"reserved: {app.engine.admission.reserved()} {app.engine.admission.flows()}")
     for name, deployment in app.engine.deployments.items():

@@ -42,9 +42,9 @@ def compiled(
     taps = [trocar.tap(place.selector) for place in chance.sample(known, min(2, len(known)))]
     inputs = _with(one_input(name, chance.randrange(10**6)), SPECIAL[special], chance)
     usual = one_input(name, 0)
-    until_compiled(server, lambda: client.extract(name, usual, taps, numerics="fast"))
-    exact = parts(client.extract(name, inputs, taps, numerics="exact"))
-    fast = parts(client.extract(name, inputs, taps, numerics="fast"))
+    until_compiled(server, lambda: client.extract(name, usual, taps, options=trocar.options(numerics="fast")))
+    exact = parts(client.extract(name, inputs, taps, options=trocar.options(numerics="exact")))
+    fast = parts(client.extract(name, inputs, taps, options=trocar.options(numerics="fast")))
     for part in exact:
         outcome.comparison.note(part, fast[part], exact[part], close(1e-5))
     return outcome
@@ -66,15 +66,21 @@ def company(
         The outcome, and the most rows of a pass.
     """
     outcome = Outcome("company", model_id)
-    until_compiled(server, lambda: client.extract(model_id, inputs[0], taps, numerics="fast"))
-    exact = [parts(client.extract(model_id, one, taps, numerics="exact")) for one in inputs]
+    until_compiled(
+        server, lambda: client.extract(model_id, inputs[0], taps, options=trocar.options(numerics="fast"))
+    )
+    exact = [
+        parts(client.extract(model_id, one, taps, options=trocar.options(numerics="exact"))) for one in inputs
+    ]
     queue = server.engine.compiled.queues(server.engine.deployment(model_id))[-1]
     go_on = threading.Event()
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(inputs) + 2) as callers:
         patch.setattr(queue, "_most_rows", lambda: 32)  # otherwise as long groups as measurements allow
 
         def begun(one: Array, is_begun: Callable[[], bool]) -> "Future[trocar.FeatureMaps]":
-            call = callers.submit(client.extract, model_id, one, taps, numerics="fast", cache=False)
+            call = callers.submit(
+                client.extract, model_id, one, taps, options=trocar.options(numerics="fast", cache=False)
+            )
             wait_until(is_begun)
             return call
 

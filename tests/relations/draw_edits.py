@@ -14,7 +14,7 @@ from tests.relations.layouts import Place
 Objective = Callable[[int], trocar.Objective]
 
 _ALWAYS = [
-    *("set", "zero", "add", "scale", "affine", "clamp", "steer", "project_out", "project_onto"),
+    *("set", "zero", "add", "scale", "affine", "clamp", "steer", "cap", "project_out", "project_onto"),
     *("top_k", "cast", "nan_to_num", "normalise", "mean_ablate", "swap", "add_input", "skip"),
 ]
 _OVER_SAMPLES = ["noise", "resample", "dropout", "int8", "swap source", "mean of batch"]
@@ -53,7 +53,11 @@ def _operation(chance: Random, name: str, place: Place, rules: Rules) -> tuple[l
         "noise": ([0.1], {"kind": chance.choice(["gaussian", "uniform"]), "seed": seed}),
         "resample": ([], {"seed": seed + 1}),
         "dropout": ([0.3], {"seed": seed}),
-        "steer": ([vector], {"alpha": number, "keep_norm": is_so, **along}),
+        "steer": (
+            [vector],
+            {"alpha": number, "keep_norm": is_so, "relative": chance.random() < 0.5, **along},
+        ),
+        "cap": ([vector], {"low": -abs(number), "high": 0.5 * abs(number), **along}),
         **dict.fromkeys(("project_out", "project_onto"), ([vector[None]], along)),
         "top_k": (
             [min(2, width)],
@@ -79,7 +83,17 @@ def _scope(chance: Random, rules: Rules, along: dict[str, Any]) -> dict[str, Any
 
 
 _OF_CHANNELS = frozenset(
-    ("steer", "project_out", "project_onto", "mean_ablate", "top_k", "swap", "swap source", "add_input")
+    (
+        "steer",
+        "cap",
+        "project_out",
+        "project_onto",
+        "mean_ablate",
+        "top_k",
+        "swap",
+        "swap source",
+        "add_input",
+    )
 )
 """Operations that need all channels."""
 

@@ -164,6 +164,7 @@ def _choices(chance: Random, place: Place, rules: Rules) -> Any:
     if place.rank > 2:
         kinds.append(([_crop(chance, place)], 0))
         kinds.append(([_pool(chance, place)], 0))
+        kinds.append(([trocar.peak()], 0))
         kinds.append(([trocar.gram(normalized=chance.random() < 0.5)], 0))
     if not rules.by_sample:
         rows: list[Any] = [np.s_[0], np.s_[-2:], np.s_[1:, ..., 0]]

@@ -59,7 +59,7 @@ class Hosts:
 
     def connected(self, address: str, **options: Any) -> trocar.Client:
         """Return another client."""
-        options = {"timeout_s": 600, "retries": 0, "cache": False, **options}
+        options = {"timeout_s": 600, "retries": 0, "options": trocar.options(cache=False), **options}
         return self._stack.enter_context(trocar.connect(address, **options))
 
     @cached_property
@@ -70,7 +70,7 @@ class Hosts:
             for name in self.names
             if not FAMILIES[name].says_nothing
         }
-        return self.connected("local", models=models, options={"device": "cpu"})
+        return self.connected("local", models=models, settings={"device": "cpu"})
 
     @cached_property
     def gateway(self) -> trocar.Client:

@@ -82,7 +82,7 @@ OTHER_CALLS: dict[str, Any] = {
 }
 """A change of each field that changes answers, but not the one here: of masks, compiled passes, texts."""
 NEUTRAL: dict[str, tuple[Any, str]] = {
-    "categories": (["a", "b"], NOT_IDENTITY["categories"]),
+    "categories": (["a", "b", "c", "d"], NOT_IDENTITY["categories"]),
     "merge": ("everybody", NOT_IDENTITY["merge"]),
     "replicas": (2, "are copies with equal weights, and no field of `ModelSpec`"),
 }
@@ -235,7 +235,7 @@ def _begin_export(running: Running, pictures: Path, work: Path) -> Path:
 def _continue_export(running: Running, pictures: Path, out: Path) -> bool:
     try:
         return bool(_export(running.client, pictures, out, None).resumed_at == 2)
-    except trocar.OutputError as error:
+    except trocar.errors.OutputError as error:
         return "model: other" not in str(error)  # it must say that the model is another one
 
 
@@ -259,7 +259,7 @@ COMPILING: dict[str, Any] = {"compile_after": 2, "min_gain": 0.0}
 def _fast_engine(running: Running) -> str:
     """Return what computes a fast pass, once variants of an earlier server are restored or dropped."""
     running.server.run(running.server.engine.compiled.settled)
-    maps = running.client.extract("m", ARRAY, ["early"], numerics="fast", cache=False)
+    maps = running.client.extract("m", ARRAY, ["early"], options=trocar.options(numerics="fast", cache=False))
     return str(maps.execution.engine)
 
 
@@ -290,13 +290,13 @@ def kept_in_memory(running: Running, pictures: Path) -> Callable[[], dict[str, A
     """
     picture = pictures / "a.png"
     client = running.client
-    client.extract("m", picture, ["early"], cache=True)
-    assert client.extract("m", picture, ["early"], cache=True).is_cached
+    client.extract("m", picture, ["early"], options=trocar.options(cache=True))
+    assert client.extract("m", picture, ["early"], options=trocar.options(cache=True)).is_cached
     call = client.prepare("m", ARRAY, ["early"])
     call(ARRAY)
 
     def answers() -> dict[str, Any]:
-        kept = client.extract("m", picture, ["early"], cache=True)
+        kept = client.extract("m", picture, ["early"], options=trocar.options(cache=True))
         given = {"reply": _value(kept)} if kept.is_cached else {}
         try:
             return {**given, "prepared": _value(call(ARRAY))}
@@ -311,7 +311,8 @@ def fresh(running: Running, pictures: Path) -> dict[str, Any]:
     client = running.client
     given: dict[str, Any] = {"reply": pictures / "a.png", "prepared": ARRAY}
     return {
-        name: _value(client.extract("m", inputs, ["early"], cache=False)) for name, inputs in given.items()
+        name: _value(client.extract("m", inputs, ["early"], options=trocar.options(cache=False)))
+        for name, inputs in given.items()
     }
 
 

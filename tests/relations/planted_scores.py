@@ -10,7 +10,7 @@ from tests.relations.planted import plant_other_copy
 from trocar._analysis import prediction
 from trocar._attribution import attribution_inputs
 from trocar._attribution.attribution_request import AttributionRequest
-from trocar._sync import attribution_passes
+from trocar._sync.analysis import attribution_passes
 
 Patch = pytest.MonkeyPatch
 

@@ -34,6 +34,7 @@ from trocar_api.v1.extraction_pb2 import ExtractRequest
 
 COUNT = 3
 RATE = 16_000
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 Ask = Callable[[Any], trocar.FeatureMaps]
 
 
@@ -87,7 +88,7 @@ def _text(chance: Random) -> str:
 
 
 def _token_ids(texts: list[Any], _: Path) -> Any:
-    known = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    known = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     return [[known["[CLS]"], *(known[word] for word in text.split()), known["[SEP]"]] for text in texts]
 
 
@@ -201,7 +202,7 @@ def draw_taps(chance: Random, kind: Kind) -> list[trocar.Tap]:
     taps = []
     for number, place in enumerate(chance.sample(kind.places, min(len(kind.places), 3))):
         options: dict[str, Any] = {"alias": f"tap {number}"}
-        choice = chance.randrange(5 if kind.has_tokens else 3)
+        choice = chance.randrange(6 if kind.has_tokens else 3)
         if choice == 0:
             options |= {"stats": ["mean", "l2", "count", "max"], "over": "sample", "values": False}
         elif choice == 1 and place != "fc":
@@ -212,15 +213,33 @@ def draw_taps(chance: Random, kind: Kind) -> list[trocar.Tap]:
             start = chance.randrange(3)
             span = chance.choice([trocar.span("cat"), trocar.span("cat"), trocar.span(start, start + 2)])
             options |= {"tokens": span, "stats": ["count", "mean"], "over": "sample"}
+        elif choice == 5:
+            options |= {"positions": draw_positions(chance), "stats": ["count", "mean"], "over": "sample"}
         taps.append(trocar.tap(place, **options))
     return taps
 
 
+def draw_positions(chance: Random) -> Any:
+    """Draw positions that each of the texts has."""
+    some: Any = chance.choice(["all", [0, -1], -2, slice(None, -1), slice(-2, None), slice(0, 9, 2)])
+    cat = len(WORDS[: WORDS.index("cat")]) + len(SPECIAL)
+    ways: list[dict[str, Any]] = [
+        {"prompt": some},
+        {"prompt": "all", "but_not": trocar.positions(token_ids=[cat], prompt=[0])},
+        {"prompt": [0], "token_ids": cat},
+    ]
+    return trocar.positions(**chance.choice(ways))
+
+
 def draw_edits(chance: Random, kind: Kind) -> list[trocar.Edit]:
-    """Draw an edit, of a span of the texts where there are some."""
+    """Draw an edit, of a span or of positions of the texts where there are some."""
     if chance.random() < 0.5:
         return []
-    options: dict[str, Any] = {"tokens": trocar.span("cat")} if kind.has_tokens else {"channels": [0, 3]}
+    options: dict[str, Any] = {"channels": [0, 3]}
+    if kind.has_tokens:
+        ways = [{"tokens": trocar.span("cat")}, {"positions": draw_positions(chance)}]
+        ways.append({"positions": trocar.positions(spans="cat", prompt=[0])})
+        options = chance.choice(ways)
     return [trocar.edit(kind.places[0], "scale", 0.5, **options)]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import trocar
 from tests.relations.family import Family
 from tests.relations.layouts import Place
-from trocar._request.execution import Execution
+from trocar._base.call_options import AS_CONNECTED
+from trocar._request.execution import execution_of
 from trocar._request.surgery import make_surgery
 from trocar._wire.requests import FROM_INPUT, extract_call
 from trocar_api.v1 import extraction_pb2
@@ -36,7 +37,7 @@ class Request:
         edits: Edits.
         of: The objective for so many samples.
         sources: Further inputs, by the name that swaps use.
-        options: Further options of `extract`.
+        options: What `trocar.options` takes.
     """
 
     wanted: tuple[Wanted, ...]
@@ -52,7 +53,7 @@ class Request:
 
     def arguments(self, batch: int) -> dict[str, Any]:
         """Return the keyword arguments of `extract` for so many samples."""
-        given: dict[str, Any] = dict(self.options)
+        given: dict[str, Any] = {"options": trocar.options(**self.options)} if self.options else {}
         if self.edits:
             given["edits"] = self.edits
         if self.of is not None:
@@ -60,6 +61,10 @@ class Request:
         if self.sources:
             given["sources"] = self.sources
         return given
+
+    def with_options(self, **options: Any) -> "Request":
+        """Return it with further options, or others."""
+        return replace(self, options={**self.options, **options})
 
     def ask(self, client: trocar.Client, family: Family, inputs: Any, batch: int = 3) -> trocar.FeatureMaps:
         """Ask for it with `extract`."""
@@ -69,16 +74,16 @@ class Request:
         """Return it as sent."""
         given = self.arguments(batch)
         surgery = make_surgery(given.pop("edits", ()), given.pop("of", None), given.pop("sources", None))
-        known = {name: given[name] for name in ("numerics", "merge", "cache", "priority") if name in given}
+        how = given.pop("options", AS_CONNECTED)
         call = extract_call(
             family.name,
             inputs,
             self.taps,
-            given.get("chunk_bytes"),
+            how.chunk_bytes,
             FROM_INPUT,
             surgery,
-            Execution(**known),
-            given.get("wire"),
+            execution_of(how),
+            how.wire,
         )
         return extraction_pb2.ExtractRequest.FromString(call.head)
 

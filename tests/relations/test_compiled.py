@@ -17,8 +17,9 @@ from tests.support.models.row_models import MIXES, WIDTH, Mixing
 from tests.support.servers.building import build_here
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
-from trocar_server.engine.compiled import compiled_pass
 from trocar_server.engine.compiled.backends import graph_tracing
+from trocar_server.engine.compiled.compiled_executor import CompiledExecutor
+from trocar_server.engine.run import runner
 
 NAMES = COMPILED if COUNT else COMPILED[:1]
 TOGETHER = MERGED if COUNT else MERGED[:2]
@@ -49,7 +50,7 @@ def test_a_compiled_pass_is_close_to_an_exact_one(
 def test_a_pass_of_these_tests_is_compiled(server: RunningServer, client: trocar.Client) -> None:
     inputs, engines = one_input(NAMES[0], 0), []
     for _ in range(7):
-        maps = client.extract(NAMES[0], inputs, ["second"], numerics="fast")
+        maps = client.extract(NAMES[0], inputs, ["second"], options=trocar.options(numerics="fast"))
         engines.append(maps.execution.engine)
         server.run(server.engine.compiled.settled)
     assert engines[-1] != "eager"
@@ -101,19 +102,20 @@ def test_a_merge_without_a_proof_is_noticed(name: str, monkeypatch: pytest.Monke
 
 def _looks_at_no_number(patch: pytest.MonkeyPatch) -> None:
     for name in ("are_within", "are_finite"):
-        patch.setattr(compiled_pass, name, lambda _: True)
+        patch.setattr(runner, name, lambda _: True)
 
 
 def _is_rounded(patch: pytest.MonkeyPatch) -> None:
-    original = compiled_pass._values
+    original = CompiledExecutor.run
 
-    def rounded(*given: Any) -> Any:
-        return [
-            {name: value.to(torch.bfloat16).to(value.dtype) for name, value in values.items()}
-            for values in original(*given)
-        ]
+    def rounded(self: CompiledExecutor, calls: Any) -> Any:
+        passes = original(self, calls)
+        for found in passes:
+            for name, value in found.values.items():
+                found.values[name] = value.to(torch.bfloat16).to(value.dtype)
+        return passes
 
-    patch.setattr(compiled_pass, "_values", rounded)
+    patch.setattr(CompiledExecutor, "run", rounded)
 
 
 FAULTS = {"usual": _is_rounded, "nan": _looks_at_no_number}

@@ -12,6 +12,27 @@ from tests.relations.requests import draw_inputs, draw_request
 NOT_YET = {
     "texts and images in one chat": ("ChatMessage.parts", "ChatPart.image", "ChatPart.text", "TextSpan.role"),
     "needs something that is stored": ("Edit.stored", "ExtractRequest.adapter"),
+    "needs a stored direction: tests/integration/directions": (
+        *("DirectionCap.high", "DirectionCap.low", "DirectionSteer.alpha", "DirectionSteer.is_relative"),
+        *(
+            "DirectionSteer.keeps_norm",
+            "DirectionEdit.cap",
+            "DirectionEdit.name",
+            "DirectionEdit.project_out",
+        ),
+        *("DirectionEdit.steer", "DirectionEdit.units", "DirectionUnits.DIRECTION_UNITS_NORM"),
+        *("DirectionUnits.DIRECTION_UNITS_RAW", "Edit.direction", "Gate.above", "Gate.below"),
+        *("Gate.direction", "Gate.place", "Positions.when", "ReadoutReduction.is_pooled"),
+        *("ReadoutReduction.name", "Reduction.readout"),
+    ),
+    "of generated texts alone: tests/integration/generation": ("Positions.generated",),
+    "of causal models alone: tests/integration/generation": (
+        "ClassScore.positions",
+        "LensReduction.top_k",
+        "Reduction.lens",
+        "ValueScore.positions",
+    ),
+    "of training alone": ("Loss.class_weights",),
     "no family has flags": ("Flag.boolean", "Flag.integer", "Flag.text", "Input.flag"),
     "no family takes samples of different sizes": ("Input.tensors", "TensorList.tensors"),
     "no family takes or makes them": (
@@ -29,6 +50,9 @@ NOT_YET = {
         *("SelectorKind.SELECTOR_KIND_FUNCTION", "SelectorKind.SELECTOR_KIND_FX"),
         *("SelectorKind.SELECTOR_KIND_PATTERN", "SelectorKind.SELECTOR_KIND_REGEX"),
         *("SelectorParts.is_every_call", "SelectorParts.type"),
+    ),
+    "no family has names of classes: tests/integration/surgery/test_class_names.py": (
+        "ClassScore.class_names",
     ),
     "objectives are at the value that was drawn, or at the output": ("ClassScore.selector",),
 }

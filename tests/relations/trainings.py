@@ -132,15 +132,19 @@ def _checkpointed(usual: Callable[..., Any], use_reentrant: bool, *args: Any, **
 
 def _options(chance: Random, name: str) -> dict[str, Any]:
     rate = chance.choice([0.01, 0.05])
-    optimizers = [trocar.sgd(lr=rate, momentum=0.9), trocar.adamw(lr=rate), trocar.rmsprop(lr=rate)]
+    optimizers = [
+        trocar.training.sgd(lr=rate, momentum=0.9),
+        trocar.training.adamw(lr=rate),
+        trocar.training.rmsprop(lr=rate),
+    ]
     chosen = {"optimizer": chance.choice(optimizers), "seed": chance.randrange(9)}
     more: list[dict[str, Any]] = [
         {},
         {"clip_norm": 0.5},
         {"ema_decay": 0.9},
         {"trainable": HEADS[name]},
-        {"gradient_rules": [trocar.clamp("**", -0.01, 0.01)]},
-        {"accumulation": 1, "losses": [trocar.loss_term("cross_entropy", label_smoothing=0.1)]},
+        {"gradient_edits": [trocar.training.gradient_edit("**", "clamp", -0.01, 0.01)]},
+        {"accumulation": 1, "losses": [trocar.training.loss_term("cross_entropy", label_smoothing=0.1)]},
     ]
     return {**chosen, **chance.choice(more)}
 
@@ -215,7 +219,7 @@ _Way = Callable[[Restartable, Any, list[Any]], list[Any]]
 WAYS: dict[str, tuple[_Way, dict[str, Any]]] = {
     "restored": (_restored, {}),
     "reopened": (_reopened, {}),
-    "spooled": (_usual, {"saved_tensors": trocar.spool(budget_bytes=0, min_bytes=0)}),
+    "spooled": (_usual, {"saved_tensors": trocar.training.save_on_disk(budget_bytes=0, min_bytes=0)}),
     "recomputed": (_usual, {"activation_checkpointing": True}),
     "reentrant": (_usual, {}),
     "not reentrant": (_usual, {}),

@@ -43,7 +43,7 @@ def stream(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> An
     """Ask for the batch between two others in a stream."""
     if request.sources:
         return None
-    given = {**request.arguments(3), "cache": False}
+    given = request.with_options(cache=False).arguments(3)
     other = {name: value[..., ::-1].copy() for name, value in inputs.items()}
     with hosts.client.extract_stream(family.name, [other, inputs, other], request.taps, **given) as results:
         return next(result for result in results if result.index == 1).unwrap()
@@ -53,7 +53,7 @@ def prepared(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> 
     """Prepare the request on other inputs of the same sizes, and ask twice."""
     other = {name: value[..., ::-1].copy() for name, value in inputs.items()}
     client = hosts.client if family.says_nothing else hosts.local  # there through shared memory
-    given = {name: value for name, value in request.arguments(3).items() if name != "chunk_bytes"}
+    given = request.arguments(3)
     with client.prepare(family.name, other, request.taps, **given) as call:
         call(inputs)
         return call(inputs)
@@ -61,11 +61,11 @@ def prepared(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> 
 
 def cached(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> Any:
     """Ask twice, after another call with the same inputs: the last is a digest, answered from the cache."""
-    options = {**request.arguments(3), "cache": True}
+    given = request.with_options(cache=True).arguments(3)
     first = next((place.selector for place in places(family.name) if place.is_float), "/out")
-    hosts.client.extract(family.name, inputs, first, cache=True)
-    hosts.client.extract(family.name, inputs, request.taps, **options)
-    return hosts.client.extract(family.name, inputs, request.taps, **options)
+    hosts.client.extract(family.name, inputs, first, options=trocar.options(cache=True))
+    hosts.client.extract(family.name, inputs, request.taps, **given)
+    return hosts.client.extract(family.name, inputs, request.taps, **given)
 
 
 def beside(hosts: Hosts, family: Family, request: Request, inputs: Inputs) -> Any:

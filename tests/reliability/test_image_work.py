@@ -82,7 +82,7 @@ def test_extreme_proportions_are_prepared_in_little_memory_or_refused(server: Se
         for name, data in EXTREMES.items():
             before = reset_peak(server)
             assert client.extract("resnet18", data, taps="/in")["/in"].shape == (1, 3, 224, 224)
-            with pytest.raises(trocar.ImageTooLargeError, match="would become"):
+            with pytest.raises(trocar.errors.ImageTooLargeError, match="would become"):
                 client.extract("lraspp_mobilenet_v3_large", data, taps="/in")
             growth = resident_bytes(server, "VmHWM") - before
             print(f"{name}: {len(data):,} bytes, {growth / 2**20:.1f} MiB more")
@@ -95,7 +95,7 @@ def test_many_scans_are_refused_before_anything_is_decoded(server: ServerProcess
         before, pids = reset_peak(server), children(server)
         for name, data in SCANS.items():
             started = time.perf_counter()
-            with pytest.raises(trocar.ImageTooLargeError, match="scans"):
+            with pytest.raises(trocar.errors.ImageTooLargeError, match="scans"):
                 client.extract("resnet18", data, taps="fc")
             print(f"{name}, {len(data):,} bytes: refused in {1e3 * (time.perf_counter() - started):.0f} ms")
         assert resident_bytes(server, "VmHWM") - before < GROWTH_BYTES
@@ -108,7 +108,7 @@ def test_a_deadline_ends_the_decoding(server: ServerProcess) -> None:
     before = reset_peak(server)
     with trocar.connect(server.address, timeout_s=0.3) as client:
         started = time.perf_counter()
-        with pytest.raises(trocar.DeadlineExceededError):
+        with pytest.raises(trocar.errors.DeadlineExceededError):
             client.extract("resnet18", [LONG] * 24, taps="fc")
         ended = time.perf_counter()
     # Idle processes use no time; the one of the image is gone, or has not been started again.

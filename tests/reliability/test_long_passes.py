@@ -104,7 +104,7 @@ def test_a_deadline_that_the_pass_cannot_keep_is_told_at_once(client: Client) ->
     with running_server(models=models, device="cpu") as server, trocar.connect(server.address) as found:
         ids = np.ones((64, TOKENS), np.int64)  # 2.3 trillion
         with pytest.raises(PassTooLongError, match="the time to the call's deadline is"):
-            found.extract("long", ids, ["fc"], timeout_s=8)
+            found.extract("long", ids, ["fc"], options=trocar.options(timeout_s=8))
 
 
 def test_calls_of_growing_sizes_are_answered_within_their_limits() -> None:
@@ -114,7 +114,9 @@ def test_calls_of_growing_sizes_are_answered_within_their_limits() -> None:
         for tokens in (8, 8, 64, 2048, 32, 4096):
             for rows in (1, 4):
                 ids = np.ones((rows, tokens), np.int64)
-                assert found.extract("long", ids, ["fc"], timeout_s=60)["fc"].shape == (rows, 4)
+                assert found.extract("long", ids, ["fc"], options=trocar.options(timeout_s=60))[
+                    "fc"
+                ].shape == (rows, 4)
 
 
 def test_a_model_that_holds_the_device_shows_in_status_and_metrics() -> None:
@@ -144,7 +146,9 @@ def sleep_in(address: str) -> None:
 
     def call() -> None:
         with suppress(TrocarError), trocar.connect(address) as client:
-            client.extract("sleeps", np.full((1, 1), 600.0, np.float32), ["fc"], timeout_s=1000)
+            client.extract(
+                "sleeps", np.full((1, 1), 600.0, np.float32), ["fc"], options=trocar.options(timeout_s=1000)
+            )
 
     threading.Thread(target=call, daemon=True).start()
 

@@ -44,6 +44,6 @@ def test_a_promise_is_kept_by_goodput_and_health_together() -> None:
     assert not good.keeps_promise(10.0)
     good.health += [0.01] * 100
     assert good.keeps_promise(10.0)
-    assert not good.keeps_promise(11.0)
+    assert not good.keeps_promise(13.0)
     assert Measured(8.0, [], [good]).peak == 9.5
     assert good.row(9.5).startswith("| 3.0 | 95 | 9.5 | 100% | 100.0 | 100.0 | 0 |")

@@ -40,7 +40,7 @@ def test_failed_saves_on_a_full_disk_leave_the_trainer_and_no_file(small_disk: P
             _fill(filler.fileno())
             before = _files(small_disk)
             for _ in range(FAILURES):
-                with pytest.raises((trocar.StorageFullError, trocar.SpoolFailedError)):
+                with pytest.raises((trocar.errors.StorageFullError, trocar.errors.SpoolFailedError)):
                     trainer.save()
             assert _files(small_disk) == before
             trainer.step(*given[1])

@@ -70,7 +70,7 @@ def scaled_forward(factor: float, inputs: Array) -> Array:
 class Made:
     """A trainer and the same steps in plain torch."""
 
-    trainer: trocar.Trainer
+    trainer: trocar.training.Trainer
     plain: PlainTrainer
     saved: dict[int, PlainTrainer] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Server(RuleBasedStateMachine):
                 client.delete_dataset(dataset.dataset_id)
             for model in client.models():
                 if model.model_id not in BASES:
-                    with suppress(trocar.UnknownModelError):  # the other's
+                    with suppress(trocar.errors.UnknownModelError):  # the other's
                         client.unpublish(model.model_id)
             assert [*client.trainers(), *client.stored_edits(), *client.datasets()] == []
 
@@ -137,10 +137,12 @@ class Server(RuleBasedStateMachine):
         inputs = noise(2, *shape, seed=seed)
 
         def call() -> trocar.FeatureMaps:
-            return self.clients[caller].extract(model_id, inputs, taps="fc", cache=cache)
+            return self.clients[caller].extract(
+                model_id, inputs, taps="fc", options=trocar.options(cache=cache)
+            )
 
         if not self.loaded[model_id]:
-            with pytest.raises(trocar.ModelNotLoadedError):
+            with pytest.raises(trocar.errors.ModelNotLoadedError):
                 call()
             return
         maps = call()
@@ -188,10 +190,10 @@ class Server(RuleBasedStateMachine):
 
         mine = self.has[caller].edits
         if not self.loaded["plain"]:
-            with pytest.raises(trocar.ModelNotLoadedError):
+            with pytest.raises(trocar.errors.ModelNotLoadedError):
                 call()
         elif ("plain", name) in mine and not replace:
-            with pytest.raises(trocar.EditsExistError):
+            with pytest.raises(trocar.errors.EditsExistError):
                 call()
         else:
             call()
@@ -200,7 +202,7 @@ class Server(RuleBasedStateMachine):
     @rule(caller=callers, name=names)
     def delete_edits(self, caller: str, name: str) -> None:
         if self.has[caller].edits.pop(("plain", name), None) is None:
-            with pytest.raises(trocar.UnknownEditsError):
+            with pytest.raises(trocar.errors.UnknownEditsError):
                 self.clients[caller].delete_edits("plain", name)
         else:
             self.clients[caller].delete_edits("plain", name)
@@ -211,7 +213,7 @@ class Server(RuleBasedStateMachine):
             return
         inputs, factor = noise(2, 3, 8, 8, seed=seed), self.has[caller].edits.get(("plain", name))
         if factor is None:
-            with pytest.raises(trocar.UnknownEditsError):
+            with pytest.raises(trocar.errors.UnknownEditsError):
                 self.clients[caller].extract("plain", inputs, taps="fc", edits=name)
             return
         found = self.clients[caller].extract("plain", inputs, taps="fc", edits=name)["fc"]
@@ -222,7 +224,7 @@ class Server(RuleBasedStateMachine):
     @rule(caller=callers)
     def create(self, caller: str) -> None:
         if not self.loaded["tiny"]:
-            with pytest.raises(trocar.ModelNotLoadedError):
+            with pytest.raises(trocar.errors.ModelNotLoadedError):
                 make_trainer(self.clients[caller])
         elif len(self.has[caller].trainers) < 2:
             self.has[caller].trainers.append(Made(make_trainer(self.clients[caller]), PlainTrainer()))
@@ -249,7 +251,7 @@ class Server(RuleBasedStateMachine):
         if made is None:
             return
         if not made.saved:
-            with pytest.raises(trocar.UnknownCheckpointError):
+            with pytest.raises(trocar.errors.UnknownCheckpointError):
                 made.trainer.restore()
             return
         chosen = sorted(made.saved)[which % len(made.saved)]
@@ -268,7 +270,7 @@ class Server(RuleBasedStateMachine):
         if made := self.pick(caller, number):
             made.trainer.close()
             self.has[caller].trainers.remove(made)
-            with pytest.raises(trocar.UnknownTrainerError):
+            with pytest.raises(trocar.errors.UnknownTrainerError):
                 made.trainer.info()
 
     @rule(caller=callers, number=numbers)
@@ -289,12 +291,12 @@ class Server(RuleBasedStateMachine):
         found = self.clients[caller].extract(model_id, PROBE, taps="fc")["fc"]
         np.testing.assert_array_equal(found, expected)
         if is_last and caller != owner:
-            with pytest.raises(trocar.UnknownModelError):
+            with pytest.raises(trocar.errors.UnknownModelError):
                 self.clients[caller].unpublish(model_id)
         elif is_last:
             self.clients[caller].unpublish(model_id)
             del self.published[model_id]
-            with pytest.raises(trocar.UnknownModelError):
+            with pytest.raises(trocar.errors.UnknownModelError):
                 self.clients[caller].extract(model_id, PROBE, taps="fc")
 
     @rule(number=numbers, action=st.sampled_from(["info", "step", "save", "extract", "publish"]))
@@ -302,7 +304,7 @@ class Server(RuleBasedStateMachine):
         made = self.pick("alice", number)
         if made is None:
             return
-        stolen = trocar.Trainer(self.clients["bob"], made.trainer.trainer_id)
+        stolen = trocar.training.Trainer(self.clients["bob"], made.trainer.trainer_id)
         calls: dict[str, Callable[[], object]] = {
             "info": stolen.info,
             "step": lambda: stolen.step(*samples(4), number=0),
@@ -333,7 +335,7 @@ class Server(RuleBasedStateMachine):
     @rule()
     def reach_for_anothers_data(self) -> None:
         for dataset_id in set(self.has["alice"].datasets) - set(self.has["bob"].datasets):
-            with pytest.raises(trocar.UnknownDatasetError):
+            with pytest.raises(trocar.errors.UnknownDatasetError):
                 self.clients["bob"].dataset(dataset_id)
 
     # What must hold after every call ---------------------------------------------------------------

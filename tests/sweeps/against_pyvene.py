@@ -94,7 +94,7 @@ def _check(name: str) -> bool:
     hosted = {name: {"module": model, "input_shape": places.shape}}
     place = Place.of(model, places.late, places, torch.from_numpy(x))
     tally = Tally()
-    with trocar.connect("local", models=hosted, options={"device": "cpu"}) as client:
+    with trocar.connect("local", models=hosted, settings={"device": "cpu"}) as client:
         request = Request(client, name, x)
         theirs = Intervened(without_in_place(model), places, x)
         _functions(request, theirs, place, tally)

@@ -72,7 +72,9 @@ def check(client: trocar.Client, name: str, batch: int, path_count: int) -> str:
         tree = client.modules(name)
         chosen = _choose(tree, path_count, random.Random(name))
         expected = hooked_outputs(model, inputs, (path for path, _ in chosen), as_list=takes_list(name))
-        maps = client.extract(name, inputs, taps=_selectors(chosen, tree), timeout_s=1800)
+        maps = client.extract(
+            name, inputs, taps=_selectors(chosen, tree), options=trocar.options(timeout_s=1800)
+        )
         return _compare(maps, {key: value for key, value in expected.items() if key[:2] in chosen})
     finally:
         client.unload(name)

@@ -86,7 +86,7 @@ def _one(
 ) -> str:
     try:
         found = client.extract(name, full[start], "/out", start_at=start, start_shape=shape)
-    except trocar.StartNotPossibleError:
+    except trocar.errors.StartNotPossibleError:
         return "refused"
     except trocar.TrocarError as error:
         return f"{type(error).__name__} {error}"[:120]

@@ -175,3 +175,29 @@ def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path, text: str) -> 
 
 def test_a_directory_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[models.x]\nsizes = { batch = 2 }", "no such setting here; it is one of [models.ID.inputs.NAME]"),
+        ("[models.x]\nport = 3", "no such setting here; it is one of [page] and [server]"),
+        ("[models.x]\narchitecure = 'r'", "no such setting; nearest: architecture; docs"),
+        ("[engine]\nmodels = 'x'", "no such setting here; it is one of [cluster] and [server]"),
+        ("[cluster.models.x]\nmin_replica = 1", "no such setting; nearest: min_replicas, max_replicas; docs"),
+        ("[models.x.preprocessing]\nmeen = [0.1]", "no such setting; nearest: mean; docs"),
+    ],
+)
+def test_an_unknown_setting_has_neighbours_of_its_own_table(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(content)
+    with pytest.raises(ServiceError) as caught:
+        read_config(file)
+    assert words in caught.value.message
+
+
+def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_bytes(b"\x89PNG")
+    with pytest.raises(ServiceError, match="it is not a text in UTF-8"):
+        read_config(file)

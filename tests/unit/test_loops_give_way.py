@@ -24,15 +24,16 @@ LOOPS = {
     "service/trocar_server/rpc/services/shared_memory_service.py::share_memory": "each round takes a message",
     "service/trocar_server/rpc/services/trainer_service.py::LoadAdapter": "each round takes a message",
     "service/trocar_server/rpc/transfer/messages.py::receive": "each round takes a message",
-    "service/trocar_server/rpc/transfer/prefetch.py::prefetch": "each round takes an item of a bounded queue",
+    "service/trocar_server/rpc/transfer/prefetch.py::prefetch": "each round takes an item of a queue",
     "service/trocar_server/rpc/transfer/stream_batches.py::batches": "each round takes a message",
     "service/trocar_server/rpc/transfer/stream_batches.py::payloads": "each round takes a message",
     # Every round makes a call over the network, or a pass, which suspend.
-    "client/trocar/_async/analysis_passes.py::health": "each round makes a call and drops an owner",
-    "client/trocar/_async/analysis_passes.py::side_by_side": "each round takes a result of a stream",
+    "client/trocar/_async/analysis/analysis_passes.py::health": "each round makes a call and drops an owner",
+    "client/trocar/_async/analysis/analysis_passes.py::side_by_side": "each round takes a result of a stream",
     "client/trocar/_async/extraction.py::_receive": "each round makes a call",
     "client/trocar/_async/stream.py::requests": "each round takes a batch, when there is room",
     "client/trocar/_async/trainer.py::_download": "each round makes a call",
+    "service/trocar_server/engine/generate/generation.py::passes": "each round waits for a pass",
     "client/trocar/_async/trainer.py::_following": "waits for a condition, which suspends, or makes a call",
     "service/trocar_server/cluster/gateway.py::_replica": "waits with a timeout for a table, which suspends",
     "service/trocar_server/cluster/gateway.py::run": "each round makes a call to a replica",
@@ -48,6 +49,7 @@ LOOPS = {
     "service/trocar_server/tasks.py::shielded": "only the cancelled wait is suppressed",
     "service/trocar_server/training/files/event_log.py::watch": "each round waits, or yields an event",
     "service/trocar_server/training/takeover.py::_run": "each round clears the event that it waited for",
+    "service/trocar_server/rpc/transfer/backlog.py::_room": "each round clears the event that it waits for",
     # Nothing is awaited.
     "client/trocar/_async/stream.py::answer": "each round drops a batch that is kept",
 }

@@ -119,16 +119,16 @@ def _column(
     start: Callable[[], AbstractContextManager[Hosted]], local: Local, names: list[str], effort: Effort
 ) -> dict[str, Figure]:
     """Measure all rows of one peer; a row that cannot be measured has the reason."""
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     try:
         with start() as hosted:
             for model in _MODELS:
                 for case in CASES:
-                    found[f"{model}, {case.name}"] = _figure(hosted, local, model, case, effort)
+                    result[f"{model}, {case.name}"] = _figure(hosted, local, model, case, effort)
     except (PeerMissingError, HelperError) as error:
         reason = " ".join(str(error).split())
-        return {name: found.get(name, Figure(None, reason=reason)) for name in names}
-    return found
+        return {name: result.get(name, Figure(None, reason=reason)) for name in names}
+    return result
 
 
 def _figure(hosted: Hosted, local: Local, model: str, case: Case, effort: Effort) -> Figure:

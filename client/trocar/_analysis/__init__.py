@@ -1,4 +1,5 @@
 """Analyses of feature maps and statistics on the client: NumPy only, no torch, no SciPy.
 
-Each module has the mathematics and the result of one function; `_async.analysis_passes` runs the passes.
+Each module has the mathematics and the result of one function; `_async.analysis.analysis_passes` runs the
+passes.
 """

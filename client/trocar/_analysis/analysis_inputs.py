@@ -11,6 +11,7 @@
 | one image                                      | one batch of one image                      |
 | texts, sound; see `Client.extract`             | batches of texts, of clips                  |
 | flags in a dict, beside any of these           | go with every batch                         |
+| a data set on the server, `client.dataset(...)` | batches of its samples, which stay there    |
 | any other iterable, for example a generator    | its items, which are batches already        |
 """
 
@@ -34,9 +35,11 @@ from trocar._base.input_kinds import (
 from trocar._base.tensors import is_array
 from trocar._request.inputs import Inputs
 from trocar._request.nested_inputs import is_shared, is_structure, leaves, mapped
+from trocar._request.stored.stored_samples import StoredSamples
 from trocar._request.texts import Audio, Texts, names_file
 from trocar._sources.files import SERVER_SUFFIXES, list_images
 from trocar._transport.rpc_errors import image_of
+from trocar._wire.stored_datasets import StoredDataset
 from trocar.errors import SourceError
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
 Batches: TypeAlias = Iterable[Inputs]
 AsyncBatches: TypeAlias = Batches | AsyncIterable[Inputs]
-InputSet: TypeAlias = Inputs | Iterable[Inputs]
+InputSet: TypeAlias = Inputs | Iterable[Inputs] | StoredDataset
 AsyncInputSet: TypeAlias = InputSet | AsyncIterable[Inputs]
 
 
@@ -120,6 +123,8 @@ def batches_of(inputs: AsyncInputSet, batch_size: int) -> AsyncBatches:
         TypeError: It cannot be split into batches.
     """
     check_batch_size(batch_size)
+    if isinstance(inputs, StoredDataset):
+        return _stored(inputs, batch_size)
     samples = _samples(inputs, batch_size)
     if samples is None:
         if not isinstance(inputs, (Iterable, AsyncIterable)):
@@ -217,6 +222,18 @@ def _samples(inputs: object, batch_size: int) -> Samples | None:
     return None
 
 
+def _stored(dataset: StoredDataset, batch_size: int) -> Samples:
+    """Return the samples of a data set on the server.
+
+    Raises:
+        ValueError: It is still being uploaded, or cannot be read.
+    """
+    if not dataset.is_complete or dataset.problem:
+        raise ValueError(f"the data set {dataset} cannot be used; finish its upload first")
+    count, name = dataset.sample_count, dataset.dataset_id
+    return Samples(count, lambda start, end: StoredSamples(name, start, min(end, count) - start), batch_size)
+
+
 def _files(path: str | os.PathLike[str]) -> list[object]:
     """Return the images of a folder, the files that a pattern matches, or the file itself.
 
@@ -227,11 +244,11 @@ def _files(path: str | os.PathLike[str]) -> list[object]:
     if is_url(path):
         refuse_url(path)
     if is_pattern(path):
-        return [file for found in matching_paths(path) for file in _files(found)]
-    found = Path(path)
+        return [file for outcome in matching_paths(path) for file in _files(outcome)]
+    outcome = Path(path)
     if not exists(path):
-        raise FileNotFoundError(2, "no such file or folder; for a text write trocar.texts(...)", str(found))
-    return list(images_in(found)) if found.is_dir() else [found]
+        raise FileNotFoundError(2, "no such file or folder; for a text write trocar.texts(...)", str(outcome))
+    return list(images_in(outcome)) if outcome.is_dir() else [outcome]
 
 
 def _expanded(item: object) -> list[object]:

@@ -93,15 +93,15 @@ def names_of(
     taps: Sequence[Tap], info: Mapping[str, FeatureMapInfo], expansions: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Return the feature maps of taps, by tap and within a tap in execution order."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for item in taps:
         name = item.alias or item.selector
-        found.update(dict.fromkeys((name,) if name in info else expansions[item.selector]))
-    return tuple(found)
+        result.update(dict.fromkeys((name,) if name in info else expansions[item.selector]))
+    return tuple(result)
 
 
 def with_channels(taps: Sequence[Tap], plan: ExtractionPlan) -> list[Tap]:
-    """Return taps without the feature maps that have no channels, those of rank 0 and 1.
+    """Return taps whose feature maps have channels, of rank 2 and above.
 
     Statistics over channels of these are rejected, and a pattern may match one of them.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trocar._analysis.diff import Diff, DiffRow
 from trocar._analysis.prediction import ClassScore, PredictionCollector, Predictions
-from trocar._base.names import shortened
+from trocar._base.names import few, shortened
 from trocar._base.tables import html_table, number_text
 from trocar._base.text_tables import text_table
 
@@ -127,9 +127,10 @@ class Comparison:
 
     def __str__(self) -> str:
         classes, values = self._class_head(), self._value_head()
-        right = (classes[2], classes[3], classes[5])
+        right = tuple(title for title in classes if "score" in title)
         parts = [text_table(classes, self._class_cells(), right)] if self.classes else []
-        parts += [text_table(values, self._value_cells(), values[1:])] if self.diff.rows else []
+        rows = self._value_cells()
+        parts += [text_table(values, rows, values[1:])] if rows else []
         return "\n\n".join([*parts, "\n".join(self._remarks())])
 
     def __repr__(self) -> str:
@@ -143,7 +144,13 @@ class Comparison:
 
     def _class_head(self) -> tuple[str, ...]:
         first, second = self.sides
-        return "sample", first.name, "score", f"its score {second.phrase}", second.name, "score ", ""
+        its = (f"its score {second.phrase}",) if self._has_counterparts else ()
+        return "sample", first.name, f"score {first.phrase}", *its, second.name, f"score {second.phrase}", ""
+
+    @property
+    def _has_counterparts(self) -> bool:
+        """Whether the best class before, of any shown sample, is a class of the second model, too."""
+        return any(one.number_after is not None for one in self.classes[:_MOST_ROWS])
 
     def _value_head(self) -> tuple[str, ...]:
         means = (f"mean {side.phrase}" for side in self.sides)
@@ -155,13 +162,17 @@ class Comparison:
                 shortened(one.sample, _MOST_NAME),
                 one.before.label,
                 number_text(one.before.score),
-                number_text(one.before_score_after),
+                *((self._counterpart(one),) if self._has_counterparts else ()),
                 one.after.label,
                 number_text(one.after.score),
                 "changed" if one.is_changed else "",
             )
             for one in self.classes[:_MOST_ROWS]
         ]
+
+    @staticmethod
+    def _counterpart(one: ClassChange) -> str:
+        return "" if one.number_after is None else number_text(one.before_score_after)
 
     def _value_cells(self) -> list[tuple[str, ...]]:
         return [
@@ -175,19 +186,23 @@ class Comparison:
         ]
 
     def _most_different(self) -> list[DiffRow]:
-        """Return the rows that differ most, in execution order."""
-        rows = self.diff.rows
+        """Return the rows that differ most, in execution order; of values that can be compared."""
+        rows = [row for row in self.diff.rows if not row.shapes_differ]
         errors = [math.inf if math.isnan(row.relative_error) else row.relative_error for row in rows]
         places = sorted(range(len(rows)), key=lambda place: -errors[place])[:_MOST_ROWS]
         return [rows[place] for place in sorted(places)]
 
     def _remarks(self) -> list[str]:
-        rows, classes = len(self.diff.rows), len(self.classes)
+        strange = [row for row in self.diff.rows if row.shapes_differ]
+        rows, classes = len(self.diff.rows) - len(strange), len(self.classes)
         left = (
             [f"the first {_MOST_ROWS} of {classes} samples; .classes has all"] if classes > _MOST_ROWS else []
         )
         if rows > _MOST_ROWS:
             left.append(f"the {_MOST_ROWS} of {rows} feature maps that differ most; .diff has all")
+        if strange:
+            shapes = [f"{row.name} ({row.shape_a} and {row.shape_b})" for row in strange]
+            left.append(f"not compared, as the shapes differ: {few(shapes)}")
         return [*left, *([self.remark] if self.remark else []), self.verdict]
 
 
@@ -211,6 +226,11 @@ class ClassChangeCollector:
         self._sides = None if before is None or after is None else (before, after)
         self._moved: list[tuple[float, int | None]] = []
         self._remark = remark
+
+    def spell(self, before: Mapping[int, str], after: Mapping[int, str]) -> None:
+        """Add texts of the tokens that the next outputs score, by number."""
+        for side, texts in zip(self._sides or (), (before, after), strict=False):
+            side.token_texts.update(texts)
 
     def add(self, before: Array | None, after: Array | None, label: Callable[[int], str]) -> None:
         """Add the outputs of a batch."""

@@ -96,7 +96,7 @@ class DiffCollector:
 
     def _names(self, maps_a: FeatureMaps, maps_b: FeatureMaps) -> dict[str, str]:
         """Return the name in the second model by the name in the first."""
-        found = {name: name for name in maps_a if name in maps_b.info} if self._is_by_name else {}
+        outcome = {name: name for name in maps_a if name in maps_b.info} if self._is_by_name else {}
         for a, b in self._pairs:
             names_a, names_b = _standing_for(maps_a, a), _standing_for(maps_b, b)
             if len(names_a) != len(names_b):
@@ -104,8 +104,8 @@ class DiffCollector:
                     f"{a!r} stands for {len(names_a)} feature maps of {maps_a.model_id} and {b!r} for "
                     f"{len(names_b)} of {maps_b.model_id}; name them one by one"
                 )
-            found.update(zip(names_a, names_b, strict=True))
-        return found
+            outcome.update(zip(names_a, names_b, strict=True))
+        return outcome
 
 
 class _Pair:
@@ -145,9 +145,9 @@ def _key(tap: Tap) -> str:
 
 
 def _standing_for(maps: FeatureMaps, name: str) -> tuple[str, ...]:
-    found = (name,) if name in maps.info else maps.expansions.get(name, ())
-    if not found:
+    outcome = (name,) if name in maps.info else maps.expansions.get(name, ())
+    if not outcome:
         raise ValueError(
             f"{name!r} of taps_b is not a feature map of {maps.model_id}; it has {', '.join(maps)}"
         )
-    return found
+    return outcome

@@ -52,7 +52,7 @@ class FeatureRows:
         if not values.ndim:
             raise ValueError(f"{self.name!r} is a single number; features need one row per sample")
         if np.iscomplexobj(values):
-            raise ValueError(f"{self.name!r} is complex; linear CKA takes real values")
+            raise ValueError(f"{self.name!r} is complex; only real values are compared")
         width = int(np.prod(values.shape[1:]))
         if self._dtype is None:
             self._dtype, self._width = values.dtype, width

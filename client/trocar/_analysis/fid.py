@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trocar._analysis.moments import Floats, Moments
+from trocar._base.delegation import explained
 from trocar._base.tables import html_table, number_text
 
 
@@ -73,6 +74,7 @@ def fid_of(a: Moments, b: Moments, at: str) -> Fid:
     return Fid(distance, a.count, b.count, at, mean_term, covariance_term, len(a.mean))
 
 
+@explained
 def frechet_distance(mean_a: ArrayLike, cov_a: ArrayLike, mean_b: ArrayLike, cov_b: ArrayLike) -> float:
     """Return the squared Frechet distance between two normal distributions, as in FID.
 

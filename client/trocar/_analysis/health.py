@@ -74,7 +74,7 @@ class HealthRow:
     """Euclidean norm of the gradients of the module's own parameters, all together and over all of its
     calls; None where it has no parameter with a gradient."""
     weight_norm: float | None
-    """Euclidean norm of these parameters, as the pass used them; None where there are none."""
+    """Euclidean norm of these parameters, as the pass used them, or None."""
     ratio: float | None
     """`parameter_gradient_norm` divided by `weight_norm`; None without one, or it is zero."""
     flags: tuple[Flag, ...]
@@ -150,10 +150,10 @@ class Health:
     def summary(self) -> str:
         """Counts of flagged rows by flag, in one line."""
         counts = Counter(flag for row in self.rows for flag in row.flags)
-        found = ", ".join(f"{counts[flag]} {flag}" for flag in FLAGS if counts[flag])
+        result = ", ".join(f"{counts[flag]} {flag}" for flag in FLAGS if counts[flag])
         value = "" if self.objective is None else f"; objective {number_text(self.objective)}"
         return (
-            f"{len(self.flagged)} of {len(self.rows)} flagged{': ' if found else ''}{found}"
+            f"{len(self.flagged)} of {len(self.rows)} flagged{': ' if result else ''}{result}"
             f" ({self._limits()}){value}"
         )
 

@@ -177,7 +177,7 @@ def _flags(
     alive = [tensor.norm for tensor in filled if not tensor.is_dead]
     ratio = own.ratio if own is not None and own.gradient in filled and not own.gradient.is_dead else None
     ratios = [] if ratio is None else [ratio]
-    found: Mapping[Flag, bool] = {
+    result: Mapping[Flag, bool] = {
         "nan": any(tensor.nan_count for tensor in gradients),
         "inf": any(tensor.inf_count for tensor in gradients),
         "exploding": any(norm > thresholds.exploding for norm in alive)
@@ -186,7 +186,7 @@ def _flags(
         "vanishing": any(norm < thresholds.vanishing for norm in alive)
         or any(value < thresholds.vanishing_ratio for value in ratios),
     }
-    return tuple(flag for flag in FLAGS if found[flag])
+    return tuple(flag for flag in FLAGS if result[flag])
 
 
 def _place(path: str, rows: Sequence[HealthRow]) -> int:

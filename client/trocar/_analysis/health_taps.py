@@ -50,12 +50,12 @@ def owners_of(taps: Sequence[Tap]) -> list[str]:
     With everything the model's own belong to them. Places in execution order, `#3:7`, have none: there is no
     selector for the parameters of modules at such places.
     """
-    found: list[str] = []
+    result: list[str] = []
     for item in taps:
         path, order, _ = _parts(item.selector)
         if order is None and not item.selector.startswith(_NO_MODULES):
-            found += [path, ROOT] if path == EVERYTHING else [path]
-    return list(dict.fromkeys(found))
+            result += [path, ROOT] if path == EVERYTHING else [path]
+    return list(dict.fromkeys(result))
 
 
 def gradients_of_parameters(owner: str) -> Tap:

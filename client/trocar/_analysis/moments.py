@@ -50,10 +50,10 @@ def moments(
         ValueError: There is not exactly one feature map, there are fewer than 2 vectors, or they hold NaN
             or infinities.
     """
-    found = [name for name in statistics if name in info] or list(statistics)
-    if len(found) != 1:
-        raise ValueError(f"{at!r} selects {len(found)} feature maps; select one: {', '.join(found)}")
-    (name,) = found
+    result = [name for name in statistics if name in info] or list(statistics)
+    if len(result) != 1:
+        raise ValueError(f"{at!r} selects {len(result)} feature maps; select one: {', '.join(result)}")
+    (name,) = result
     chosen = statistics[name]
     mean = np.asarray(chosen.mean, np.float64)
     population = np.asarray(chosen.covariance, np.float64)

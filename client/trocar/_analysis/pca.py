@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from trocar._analysis.moments import Floats, Moments
-from trocar._base.replacement import replacement
+from trocar._base.replacement import replacement, safetensors_path
 from trocar._base.tables import html_table, number_text
 from trocar._base.tensors import Array, usual_channel_dim
 from trocar._base.text_tables import text_table
@@ -81,6 +80,7 @@ class Pca:
 
         Raises:
             OSError: The file cannot be written; an existing one is as it was.
+            ValueError: The file's name does not end in `.safetensors`.
         """
         about = {
             "count": self.count,
@@ -89,7 +89,7 @@ class Pca:
             "channel_dim": self.channel_dim,
         }
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        with replacement(Path(path)) as partial:
+        with replacement(safetensors_path(path)) as partial:
             save_file(arrays, partial, metadata={_METADATA: json.dumps(about)})
 
     @classmethod

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from trocar._base.figures import Figure
+from trocar._base.figures import Figure, save_figure
 from trocar._base.tensors import Array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
-    from trocar._analysis.cka import Cka
     from trocar._analysis.comparison import ClassChange, Comparison, Side
     from trocar._analysis.dead_channels import DeadChannels, DeadRow
     from trocar._analysis.diff import Diff, DiffRow
+    from trocar._analysis.direction_scores import DirectionScores
     from trocar._analysis.pca import Pca
 
 Row = TypeVar("Row")
@@ -31,6 +31,7 @@ _MOST_NAMES = 60
 """Feature maps up to which an axis names every one."""
 MOST_ROWS = 30
 """Rows of a report up to which a picture shows all of them."""
+_MOST_RDMS = 12
 _INCHES_PER_ROW = 0.2
 _MOST_INCHES = 500
 _MOST_CHARACTERS = 56
@@ -77,25 +78,76 @@ def shown_rows(
 def saved(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
     """Return the figure, saved if there is a path."""
     if path is not None:
-        figure.savefig(path, dpi=120)
+        save_figure(figure, path, dpi=120)
     return figure
 
 
-def draw_cka(cka: Cka) -> Figure:
+class NamedMatrix(Protocol):
+    """A matrix between feature maps of one or two models: `Cka`, `Rsa`."""
+
+    @property
+    def matrix(self) -> Array:
+        """At most 1, of shape (rows, columns)."""
+        ...
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the rows."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        ...
+
+    @property
+    def model_id(self) -> str:
+        """The model of the rows."""
+        ...
+
+    @property
+    def other(self) -> str:
+        """The model of the columns."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What it is, in a line."""
+        ...
+
+
+def draw_matrix(named: NamedMatrix) -> Figure:
     """Draw the matrix as a heat map; see `Cka.plot`."""
-    height, width = cka.matrix.shape
+    height, width = named.matrix.shape
     figure = Figure(figsize=(3 + 0.5 * min(width, 40), 2.2 + 0.45 * min(height, 40)), layout="constrained")
     axes = figure.subplots()
-    low = min(0.0, float(np.nanmin(cka.matrix, initial=0.0)))
-    image = axes.imshow(cka.matrix, cmap="viridis", vmin=low, vmax=1.0, interpolation="nearest")
-    name_ticks(axes, cka.rows, "y")
-    name_ticks(axes, cka.columns, "x")
-    axes.set_ylabel(cka.model_id)
-    axes.set_xlabel(cka.other)
+    low = min(0.0, float(np.nanmin(named.matrix, initial=0.0)))
+    image = axes.imshow(named.matrix, cmap="viridis", vmin=low, vmax=1.0, interpolation="nearest")
+    name_ticks(axes, named.rows, "y")
+    name_ticks(axes, named.columns, "x")
+    axes.set_ylabel(named.model_id)
+    axes.set_xlabel(named.other)
     if max(height, width) <= _MOST_NUMBERS:
-        _write_values(axes, cka.matrix, middle=(1 + low) / 2)
+        _write_values(axes, named.matrix, middle=(1 + low) / 2)
     figure.colorbar(image, shrink=0.8)
-    figure.suptitle(cka.title)
+    figure.suptitle(named.title)
+    return figure
+
+
+def draw_rdms(rdms: Mapping[str, Array], title: str) -> Figure:
+    """Draw the dissimilarities of all samples, a panel for each feature map; see `Rsa.plot`."""
+    shown = list(rdms.items())[:_MOST_RDMS]
+    columns = math.ceil(math.sqrt(len(shown)))
+    lines = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(3 * columns + 0.5, 2.8 * lines + 0.6), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+    for axes, (name, rdm) in zip(panels.flat, shown, strict=False):
+        image = axes.imshow(rdm, cmap="viridis", interpolation="nearest")
+        axes.set_title(_short(name, _MOST_CHARACTERS), fontsize=8)
+        figure.colorbar(image, ax=axes, shrink=0.7)
+    figure.suptitle(title.replace("$", r"\$"), fontsize=9)
     return figure
 
 
@@ -108,17 +160,17 @@ def draw_diff(diff: Diff, *, all_rows: bool) -> Figure:
     return figure
 
 
-def draw_comparison(found: Comparison, *, all_rows: bool) -> Figure:
+def draw_comparison(result: Comparison, *, all_rows: bool) -> Figure:
     """Draw the differences, and the scores of the best classes on both sides; see `Comparison.plot`."""
-    diff, classes = found.diff, found.classes[:_MOST_NUMBERS]
+    diff, classes = result.diff, result.classes[:_MOST_NUMBERS]
     shown = _shown_differences(diff, all_rows=all_rows)
     heights = [shown.inches, 1 + 0.5 * len(classes)][: 2 if classes else 1]
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     places = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)
     _draw_differences(places[0, 0].subplots(1, 2, sharey=True, width_ratios=(2, 1)), shown, diff)
     if classes:
-        _draw_classes(places[1, 0].subplots(), classes, found.sides)
-    figure.suptitle(shown.titled(f"{diff.model_a} and {diff.model_b}", found.verdict), fontsize=10)
+        _draw_classes(places[1, 0].subplots(), classes, result.sides)
+    figure.suptitle(shown.titled(f"{diff.model_a} and {diff.model_b}", result.verdict), fontsize=10)
     return figure
 
 
@@ -234,6 +286,23 @@ def _draw_errors(axes: Axes, places: Array, rows: Sequence[DiffRow], diff: Diff)
         axes.axvline(diff.tolerance, color="grey", linestyle="--", linewidth=0.8, label="tolerance")
     axes.set_xlabel("relative error (0 at the left)" if (errors == 0).any() else "relative error")
     axes.legend(fontsize=8, loc="best")
+
+
+def draw_directions(scores: DirectionScores) -> Figure:
+    """Draw the score of each place as a line, with the range of its folds as a band."""
+    rows = scores.rows
+    figure = Figure(figsize=(max(6.0, 0.35 * len(rows)), 4.0), layout="constrained")
+    axes = figure.subplots()
+    places = list(range(len(rows)))
+    values = [np.nan if row.score is None else row.score for row in rows]
+    axes.plot(places, values, marker="o", color=_GOOD, label=rows[0].score_name or "score")
+    low = [min(row.fold_scores, default=value) for row, value in zip(rows, values, strict=True)]
+    high = [max(row.fold_scores, default=value) for row, value in zip(rows, values, strict=True)]
+    axes.fill_between(places, low, high, alpha=0.2, color=_GOOD, linewidth=0)
+    name_ticks(axes, [row.place for row in rows], "x")
+    axes.set_ylabel(rows[0].score_name or "score")
+    axes.set_title(scores.name.replace("$", r"\$"))
+    return figure
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:

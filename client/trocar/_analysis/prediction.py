@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
@@ -12,16 +12,22 @@ from trocar._base.names import few, shortened, unknown_name
 from trocar._base.tables import first_lines, html_table, number_text
 from trocar._base.tensors import Array, float_array
 from trocar._base.text_tables import text_table
+from trocar._request.taps import Tap, lens
+from trocar._request.text_positions import positions
+from trocar._result.likely_tokens import IDS
+from trocar_api.value_words import not_one_of
 
 if TYPE_CHECKING:
     from trocar._base.types import Model
     from trocar._result.extraction_plan import ExtractionPlan
+    from trocar._result.feature_maps import FeatureMaps
 
 Activation = Literal["softmax", "sigmoid", "none"]
 
 OUTPUT = "/out"
-_LOGITS = '/out["logits"]'
+LOGITS = '/out["logits"]'
 """What Hugging Face's models call their scores."""
+_EMPTY = "the inputs are empty; pass at least one sample"
 _HEAD = ("sample", "class", "number", "score")
 _MOST_NAME = 48
 """Characters of a sample's name in a table."""
@@ -40,7 +46,7 @@ class ClassScore:
 
     @property
     def label(self) -> str:
-        """The name, or `class 3` if there is none."""
+        """The name, or `class 3` without one."""
         return self.name or f"class {self.number}"
 
     def __str__(self) -> str:
@@ -132,10 +138,10 @@ class Predictions(Sequence[Prediction]):
         """
         if not isinstance(index, str):
             return self.samples[index]
-        for found in self.samples:
-            if found.sample == index:
-                return found
-        raise unknown_name("sample", index, [found.sample for found in self.samples])
+        for outcome in self.samples:
+            if outcome.sample == index:
+                return outcome
+        raise unknown_name("sample", index, [outcome.sample for outcome in self.samples])
 
     def __str__(self) -> str:
         return text_table(_HEAD, self._cells(), ("number", "score"))
@@ -153,12 +159,12 @@ class Predictions(Sequence[Prediction]):
         return [
             (
                 shortened(one.sample, _MOST_NAME) if not place else "",
-                found.name,
-                str(found.number),
-                number_text(found.score),
+                outcome.name,
+                str(outcome.number),
+                number_text(outcome.score),
             )
             for one in self.samples
-            for place, found in enumerate(one.classes)
+            for place, outcome in enumerate(one.classes)
         ]
 
 
@@ -174,6 +180,8 @@ class ClassOutput:
     """Number of classes."""
     names: tuple[str, ...]
     """Their names; empty where the server knows none."""
+    is_of_tokens: bool = False
+    """Whether it is (batch, tokens, classes), of the next token."""
 
     def checked(self, values: Array) -> Array:
         """Return the scores of a batch.
@@ -201,7 +209,7 @@ def class_output(model: Model, plan: ExtractionPlan) -> ClassOutput:
         ValueError: The model's output is no scores of classes.
     """
     outputs = plan.feature_maps
-    name = _LOGITS if _LOGITS in outputs else next(iter(outputs)) if len(outputs) == 1 else None
+    name = LOGITS if LOGITS in outputs else next(iter(outputs)) if len(outputs) == 1 else None
     if name is None:
         raise _no_classes(model, plan, "several values")
     shape, dtype = outputs[name].shape, outputs[name].dtype
@@ -227,6 +235,93 @@ def _no_classes(model: Model, plan: ExtractionPlan, what: str) -> ValueError:
     )
 
 
+def next_token_output(model_id: str, plan: ExtractionPlan) -> ClassOutput | None:
+    """Return where a causal model has its scores of tokens, (batch, tokens, vocabulary); None without scores.
+
+    Whether the model is one, the server says: it reads no lens on others.
+
+    Args:
+        model_id: The model.
+        plan: A dry run of its output.
+    """
+    scores = plan.feature_maps.get(LOGITS)
+    if scores is None or "float" not in scores.dtype:
+        return None
+    return ClassOutput(model_id, LOGITS, int(scores.shape[-1]), (), True)
+
+
+NEXT = "next tokens"
+"""The alias of a lens on the scores of the next token."""
+
+
+def next_token_tap(output: ClassOutput, top: int) -> Tap:
+    """Return the tap of the most likely tokens behind each text."""
+    count, last = min(check_top(top), output.count), positions(prompt=[-1])
+    return lens(output.selector, top_k=count, positions=last, alias=NEXT)
+
+
+def next_scores(maps: FeatureMaps, selector: str) -> tuple[Array | None, Mapping[int, str], FeatureMaps]:
+    """Return the scores of the next token of each text, (batch, vocabulary), texts of tokens, and the rest.
+
+    Args:
+        maps: A batch with the tap of `next_token_tap`.
+        selector: Of the scores, (batch, tokens, vocabulary); None where they are not among the maps.
+    """
+    texts = maps.info[f"{NEXT}{IDS}"].token_texts
+    values, scores = maps.get(selector), None
+    if values is not None:
+        rows = maps.samples(selector) if any(one.padded_length for one in maps.processed) else list(values)
+        scores = np.stack([row[-1] for row in rows])
+    return scores, texts, maps.without((NEXT, f"{NEXT}{IDS}"))
+
+
+class NextTokenCollector:
+    """Collects the most likely next tokens of texts, batch by batch.
+
+    Args:
+        output: Where their scores come from.
+        activation: How these become probabilities; a softmax.
+
+    Raises:
+        ValueError: Another activation.
+    """
+
+    def __init__(self, output: ClassOutput, activation: Activation) -> None:
+        if check_activation(activation) != "softmax":
+            raise ValueError(
+                f'{output.model_id} predicts the next token, by activation="softmax" alone; '
+                f"client.extract({output.model_id!r}, inputs, {output.selector!r}) returns its scores"
+            )
+        self._output = output
+        self._samples: list[Prediction] = []
+
+    def add(self, maps: FeatureMaps, label: Callable[[int], str]) -> None:
+        """Add the lens of a batch at the last position of each text; `label` as in `PredictionCollector.add`.
+
+        Raises:
+            ValueError: The output has a NaN.
+        """
+        for position, rows in enumerate(maps.lens(NEXT)):
+            sample = label(position) or f"sample {len(self._samples)}"
+            scores = tuple(
+                ClassScore(token.token_id, token.text, float(np.exp(token.logprob))) for token in rows[-1]
+            )
+            if any(np.isnan(one.score) for one in scores):
+                model = self._output.model_id
+                raise ValueError(f"{sample}: the output of {model} has NaN, so no token is the most likely")
+            self._samples.append(Prediction(sample, scores))
+
+    def result(self) -> Predictions:
+        """Return what was collected.
+
+        Raises:
+            ValueError: There was no sample.
+        """
+        if not self._samples:
+            raise ValueError(_EMPTY)
+        return Predictions(tuple(self._samples), self._output.model_id, "softmax", self._output.count)
+
+
 class PredictionCollector:
     """Collects the best classes of samples, batch by batch.
 
@@ -241,6 +336,8 @@ class PredictionCollector:
         self._activation: Activation = check_activation(activation)
         self._top = min(check_top(top), output.count)
         self._found: list[Prediction] = []
+        self.token_texts: dict[int, str] = {}
+        """Of the next token: the texts of the likely ones, by number."""
         if activation == "softmax" and output.count == 1:
             raise ValueError(
                 f"{output.model_id} returns one number for each sample, of which the softmax is always 1; "
@@ -277,6 +374,8 @@ class PredictionCollector:
             number: The class there.
             scores: Those of a sample here; of several classes of that name, the best is returned.
         """
+        if self._output.is_of_tokens:
+            return number if self._output.count == other._output.count else None
         mine, theirs = self._output.names, other._output.names
         if mine and theirs and mine != theirs:
             same = [place for place, name in enumerate(mine) if name == theirs[number]]
@@ -290,15 +389,15 @@ class PredictionCollector:
             ValueError: There was no sample.
         """
         if not self._found:
-            raise ValueError("the inputs are empty; pass at least one sample")
+            raise ValueError(_EMPTY)
         output = self._output
         return Predictions(tuple(self._found), output.model_id, self._activation, output.count)
 
     def _best(self, row: Array) -> tuple[ClassScore, ...]:
-        names = self._output.names
+        names: Mapping[int, str] = self.token_texts or dict(enumerate(self._output.names))
         numbers = np.argsort(-row, kind="stable")[: self._top]
         return tuple(
-            ClassScore(int(number), names[number] if names else "", float(row[number])) for number in numbers
+            ClassScore(int(number), names.get(int(number), ""), float(row[number])) for number in numbers
         )
 
 
@@ -320,8 +419,7 @@ def check_activation(activation: Activation) -> Activation:
         ValueError: There is no such activation.
     """
     if activation not in get_args(Activation):
-        known = ", ".join(map(repr, get_args(Activation)))
-        raise ValueError(f"activation={activation!r} must be one of {known}")
+        raise ValueError(f"activation {not_one_of(activation, get_args(Activation))}")
     return activation
 
 

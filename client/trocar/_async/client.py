@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trocar._async.analyses import AsyncAnalyses
-from trocar._async.attributions import AsyncAttributions
+from trocar._async.analysis.analyses import AsyncAnalyses
+from trocar._async.analysis.attributions import AsyncAttributions
+from trocar._async.analysis.retrieval import AsyncRetrieval
 from trocar._async.classification import AsyncClassification
 from trocar._async.connection import AsyncConnection
 from trocar._async.datasets import AsyncDatasets
+from trocar._async.directions import AsyncDirections
 from trocar._async.edit_store import AsyncEditStore
 from trocar._async.extraction import AsyncExtraction
+from trocar._async.generations import AsyncGenerations
 from trocar._async.gradients import AsyncGradients
 from trocar._async.models import AsyncModels
 from trocar._async.prepared import AsyncPreparing
 from trocar._async.server import AsyncServer
 from trocar._async.trainers import AsyncTrainers
-from trocar._base.delegation import delegate
+from trocar._base.call_options import AS_CONNECTED
+from trocar._base.delegation import delegate, explained
 from trocar._transport.channel import LOCAL, ConnectOptions, TlsOptions
 from trocar._transport.local import start_local
 from trocar._transport.settings import connect_settings
@@ -27,9 +31,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, Self
 
+    from trocar._base.call_options import CallOptions
     from trocar._transport.local import LocalModels, LocalServer
 
 
+@explained
 def connect(  # noqa: PLR0913 - options of one connection, by keyword
     target: str | None = None,
     *,
@@ -39,11 +45,11 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
     retries: int = 4,
     shared_memory: bool | None = None,
     compression: Literal["gzip"] | None = None,
-    cache: bool | None = None,
     direct: bool = True,
     models: LocalModels | None = None,
-    options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     profile: str | None = None,
+    options: CallOptions = AS_CONNECTED,
 ) -> AsyncClient:
     """Return a client; the connection is made with the first call.
 
@@ -72,9 +78,6 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
             see `transport`. False: never. True: as None, and `ValueError` if the target is not a Unix socket.
         compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
             about 20 MB/s, and values that repeat. It replaces shared memory.
-        cache: Whether replies may come from the server's feature cache, if it has one. True also sends only a
-            digest of repeated requests, which is faster if inputs repeat. False computes a pass each time.
-            None leaves it to the server.
         direct: Whether calls with tensors go directly to a replica if the server is the gateway of a cluster,
             allows it, and the replica is reached. False: every call goes through the gateway.
         models: With "local", the models to host: names such as ["resnet50", "vit_b_16=random:0"]; an
@@ -82,30 +85,39 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
             weights with the hosted model and is not changed.
-        options: With "local", settings as in the configuration file: "device", "threads", "data_dir",
+        settings: With "local", settings as in the configuration file: "device", "threads", "data_dir",
             "cache_dir" and "limits". Without "data_dir", trainers, data sets and stored edits are in a
             private folder that is deleted when the client is closed or the program ends.
         profile: A profile of `~/.config/trocar/config.toml`, which `trocar login` creates. When None:
             `TROCAR_PROFILE`, or the current one.
+        options: `trocar.options(...)`, the default of calls with tensors.
 
     Raises:
         ValueError: A value or an address is wrong, there is no such profile, a token would be sent over a
-            network in plain text, or `models`, `options` or `tls` cannot be used with the target.
+            network in plain text, or `models`, `settings` or `tls` cannot be used with the target.
         FileNotFoundError: A file of `tls` does not exist.
-        ServerUnavailableError: The target is "local" and the server is not installed.
+        MissingExtraError: The target is "local" and the server is not installed; also an `ImportError`.
         ModelError: The target is "local" and a model cannot be loaded; see its subclasses.
         NotFoundError: The target is "local" and a model or its weights have no such name.
-        InvalidArgumentError: The target is "local" and an option is wrong.
+        InvalidArgumentError: The target is "local" and a setting is wrong.
     """
-    found = connect_settings(target, token, tls, profile)
+    result = connect_settings(target, token, tls, profile)
     chosen = ConnectOptions(
-        found.target, timeout_s, found.token, found.tls, retries, shared_memory, compression, cache, direct
+        result.target,
+        timeout_s,
+        result.token,
+        result.tls,
+        retries,
+        shared_memory,
+        compression,
+        options,
+        direct,
     )
     if target != LOCAL:
-        if models is not None or options is not None:
-            raise ValueError(f"models= and options= need the target {LOCAL!r} only, not with {target!r}")
+        if models is not None or settings is not None:
+            raise ValueError(f"models= and settings= need the target {LOCAL!r} only, not with {target!r}")
         return AsyncClient(chosen)
-    local = start_local(() if models is None else models, options)
+    local = start_local(() if models is None else models, settings)
     return AsyncClient(replace(chosen, target=local.target), local)
 
 
@@ -123,9 +135,12 @@ class AsyncClient:
         self._server = AsyncServer(connection, self._models)
         self._extraction = AsyncExtraction(connection)
         self._preparing = AsyncPreparing(connection, self._extraction)
+        self._generations = AsyncGenerations(connection)
         self._gradients = AsyncGradients(connection, self._extraction)
+        self._directions = AsyncDirections(connection)
         self._edit_store = AsyncEditStore(connection)
         self._analyses = AsyncAnalyses(self._extraction, self._gradients)
+        self._retrieval = AsyncRetrieval(self._extraction, self._models)
         self._classification = AsyncClassification(self._extraction, self._models)
         self._attributions = AsyncAttributions(self._extraction, self._models)
         self._datasets = AsyncDatasets(connection)
@@ -170,18 +185,30 @@ class AsyncClient:
 
     prepare = delegate("_preparing", AsyncPreparing.prepare)
 
+    generate = delegate("_generations", AsyncGenerations.generate)
+
     gradients = delegate("_gradients", AsyncGradients.gradients)
 
     store_edits = delegate("_edit_store", AsyncEditStore.store_edits)
     stored_edits = delegate("_edit_store", AsyncEditStore.stored_edits)
     delete_edits = delegate("_edit_store", AsyncEditStore.delete_edits)
 
+    fit_direction = delegate("_directions", AsyncDirections.fit_direction)
+    directions = delegate("_directions", AsyncDirections.directions)
+    direction = delegate("_directions", AsyncDirections.direction)
+    store_direction = delegate("_directions", AsyncDirections.store_direction)
+    delete_directions = delegate("_directions", AsyncDirections.delete_directions)
+
     fid = delegate("_analyses", AsyncAnalyses.fid)
     cka = delegate("_analyses", AsyncAnalyses.cka)
+    rsa = delegate("_analyses", AsyncAnalyses.rsa)
     dead_channels = delegate("_analyses", AsyncAnalyses.dead_channels)
     diff = delegate("_analyses", AsyncAnalyses.diff)
     fit_pca = delegate("_analyses", AsyncAnalyses.fit_pca)
     health = delegate("_analyses", AsyncAnalyses.health)
+
+    nearest = delegate("_retrieval", AsyncRetrieval.nearest)
+    top_inputs = delegate("_retrieval", AsyncRetrieval.top_inputs)
 
     predict = delegate("_classification", AsyncClassification.predict)
     compare = delegate("_classification", AsyncClassification.compare)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trocar._async.members import merged
 from trocar._base.tables import Listing
-from trocar._request.stored_edits import EDITS_COLUMNS, check_edits_name, store_request, stored_edits
+from trocar._request.stored.stored_edits import EDITS_COLUMNS, check_edits_name, store_request, stored_edits
 from trocar.errors import UnknownEditsError
 from trocar_api.v1 import edit_store_pb2
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trocar._async.connection import AsyncConnection
     from trocar._request.edits import Edit
-    from trocar._request.stored_edits import StoredEdits
+    from trocar._request.stored.stored_edits import StoredEdits
 
 
 class AsyncEditStore:
@@ -66,8 +66,8 @@ class AsyncEditStore:
             reply = await one.call(one.edit_service.ListEdits, request)
             return [stored_edits(message) for message in reply.stored]
 
-        found = merged(await self._connection.everywhere(ask), lambda stored: (stored.model_id, stored.name))
-        return Listing(found, EDITS_COLUMNS)
+        result = merged(await self._connection.everywhere(ask), lambda stored: (stored.model_id, stored.name))
+        return Listing(result, EDITS_COLUMNS)
 
     async def delete_edits(self, model_id: str, name: str) -> None:
         """Delete stored edits, on each of several servers; running calls that use them are not affected.
@@ -82,13 +82,7 @@ class AsyncEditStore:
         """
         request = edit_store_pb2.DeleteEditsRequest(model_id=model_id, name=check_edits_name(name))
 
-        async def ask(one: AsyncConnection) -> UnknownEditsError | None:
-            try:
-                await one.call(one.edit_service.DeleteEdits, request)
-            except UnknownEditsError as error:  # another server may have them
-                return error
-            return None
+        async def delete(one: AsyncConnection) -> object:
+            return await one.call(one.edit_service.DeleteEdits, request)
 
-        unknown = await self._connection.everywhere(ask)
-        if unknown[0] is not None and None not in unknown:
-            raise unknown[0]
+        await self._connection.delete_everywhere(delete, UnknownEditsError)

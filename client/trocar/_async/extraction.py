@@ -13,8 +13,9 @@ import numpy as np
 
 from trocar._async.replicas import AsyncRoutedStreams
 from trocar._async.stream import AsyncExtractStream
+from trocar._base.call_options import over
 from trocar._base.concurrency import async_compute, async_pause
-from trocar._request.execution import Execution
+from trocar._request.execution import execution_of
 from trocar._request.surgery import make_surgery
 from trocar._transport.channel import AsyncInterrupts, new_request_id
 from trocar._transport.segments import REPLY_SHARED_FROM_BYTES
@@ -23,18 +24,17 @@ from trocar._wire.digests import digests_of
 from trocar._wire.replies import ReplyAssembler
 from trocar._wire.requests import ExtractCall, PlainRequests, Start, extract_call, plan_request
 from trocar._wire.shared_calls import NOTHING
-from trocar._wire.stream_messages import StreamOptions
+from trocar._wire.stream_messages import StreamOptions, check_batches
 from trocar.errors import NotCachedError, UnknownSegmentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Hashable, Iterable, Mapping, Sequence
 
     from trocar._async.connection import AsyncConnection
+    from trocar._base.call_options import CallOptions
     from trocar._base.tensors import Array
     from trocar._request.edits import Edit
-    from trocar._request.execution import Numerics, Priority
     from trocar._request.inputs import Inputs
-    from trocar._request.narrow import Wire
     from trocar._request.objectives import Objective
     from trocar._request.taps import Tap
     from trocar._result.extraction_plan import ExtractionPlan
@@ -59,15 +59,9 @@ class AsyncExtraction:
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
         sources: Mapping[str, Inputs] | None = None,
-        numerics: Numerics | None = None,
-        merge: bool = True,
-        cache: bool | None = None,
-        priority: Priority = "normal",
         out: Mapping[str, Array] | None = None,
-        timeout_s: float | None = None,
-        chunk_bytes: int | str | None = None,
-        wire: Wire | None = None,
         adapter: str = "",
+        options: CallOptions | None = None,
     ) -> FeatureMaps:
         """Run one forward pass and return the values of the tapped modules.
 
@@ -93,24 +87,11 @@ class AsyncExtraction:
             of: The objective for gradients, for taps with `gradient=True`, selectors such as
                 "layer4/grad_out", and edits of gradients; see `gradients`.
             sources: Other inputs by name; `edit(..., "swap", source=name)` takes values from passes on them.
-            numerics: The least exact numerics that you accept: "exact" (bit-equal to eager PyTorch), "fast"
-                (float32, a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the
-                model's default when None. Until the server has a faster variant ready, and always with edits,
-                gradients and `start_at`, the pass is exact; `maps.execution` reports the numerics used.
-            merge: Whether the batch may be merged with those of other calls, where the operator's setting of
-                the model allows it; exact calls are never merged.
-            cache: Whether the reply may come from the server's feature cache, if it has one. When None, the
-                setting of the connection.
-            priority: "low", "normal" or "high": the order among your own calls.
             out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
                 exactly the shape and dtype of the reply.
-            timeout_s: Overrides the client's timeout for this call, in seconds.
-            chunk_bytes: The maximum number of payload bytes in one message of the reply, or a text such as
-                "512KiB"; 1 MiB when None.
-            wire: "float16" or "bfloat16": the dtype in which float32 inputs and feature maps are sent; they
-                are float32 again at the other end. Halves the bytes for slow networks; slower on one machine.
-            adapter: Name of one of your LoRA adapters for the model, from `trocar.lora(..., name="style")`;
-                no adapter when empty.
+            adapter: Name of one of your LoRA adapters for the model, from `trocar.training.lora(...,
+                name="style")`; no adapter when empty.
+            options: `trocar.options(...)`: numerics, merging, cache, priority, dtype of the wire, deadline.
 
         Returns:
             The feature maps by name: by tap, and within a tap in execution order. A convolution's value has
@@ -140,31 +121,29 @@ class AsyncExtraction:
             ValueError: Arrays of one list differ in shape, `out` does not fit the reply, an input is too
                 large for `wire="float16"`, or there are no such numerics, priority or wire.
         """
-        chosen = self._connection.options.cache if cache is None else cache
+        defaults = self._connection.options.calls
+        how = defaults if options is None else over(options, defaults)
         key: Hashable = None
         request, last, offset = None, None, 0.0
-        if edits == () and of is None and sources is None and start_shape is None and wire is None:
-            options = (
-                model_id,
-                start_at,
-                numerics,
-                merge,
-                chosen is not False,
-                priority,
-                chunk_bytes,
-                adapter,
-            )
-            key, request, last = self._plain.find(inputs, taps, options)
+        if edits == () and of is None and sources is None and start_shape is None and how.wire is None:
+            key, request, last = self._plain.find(inputs, taps, (model_id, start_at, adapter, how))
         if request is None:
             start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
-            execution = Execution(numerics, merge, chosen is not False, priority)
             request = extract_call(
-                model_id, inputs, taps, chunk_bytes, start, surgery, execution, wire, adapter
+                model_id,
+                inputs,
+                taps,
+                how.chunk_bytes,
+                start,
+                surgery,
+                execution_of(how),
+                how.wire,
+                adapter,
             )
             self._plain.keep(key, inputs, request)
             offset = surgery.objective_offset
-        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=wire is not None, last=last)
-        return await self.collect(request, reply, timeout_s, chosen)
+        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=how.wire is not None, last=last)
+        return await self.collect(request, reply, how.timeout_s, how.cache)
 
     async def collect(
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None, cache: bool | None
@@ -207,7 +186,7 @@ class AsyncExtraction:
                 elif (pause_s := attempts.pause_after(problem, error)) is not None:
                     await async_pause(pause_s)
                 else:
-                    raise problem from error
+                    raise problem from None
             except BaseException as error:
                 borrowed.end(None)
                 if isinstance(error, AsyncInterrupts):
@@ -269,11 +248,11 @@ class AsyncExtraction:
         numpy_dtype = np.empty(0, dtype).dtype
         byte_count = math.prod(shape) * numpy_dtype.itemsize
         try:
-            found = await self._connection.sharing.array(byte_count) if byte_count > 0 else None
+            result = await self._connection.sharing.array(byte_count) if byte_count > 0 else None
         except AsyncInterrupts:
             self._connection.reopen()
             raise
-        return np.empty(shape, numpy_dtype) if found is None else found.view(numpy_dtype).reshape(shape)
+        return np.empty(shape, numpy_dtype) if result is None else result.view(numpy_dtype).reshape(shape)
 
     async def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,
@@ -297,7 +276,8 @@ class AsyncExtraction:
         Args:
             model_id: The id of a loaded model.
             inputs: The shape of one float32 input, including the batch, or inputs as in `extract`: only
-                shapes and dtypes of arrays and the number of images are used, and no values are sent. One
+                shapes and dtypes of arrays and the number of images are used. Of values, only small named
+                arrays of integers and booleans (token ids, masks) are sent, as models may decide by them. One
                 example input when None, or with a dict of flags alone; `{"": shape, "flag": True}` has both.
             taps: As in `extract`.
             start_at: As in `extract`.
@@ -332,19 +312,13 @@ class AsyncExtraction:
         start_shape: tuple[int, ...] | None = None,
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
-        numerics: Numerics | None = None,
-        merge: bool = True,
-        cache: bool = True,
-        priority: Priority = "normal",
         running_statistics: bool = False,
         checkpoint: bytes | None = None,
         checkpoint_interval: int = 16,
         first_batch: int = 0,
         window: int = 4,
-        timeout_s: float | None = None,
-        chunk_bytes: int | str | None = None,
-        wire: Wire | None = None,
         adapter: str = "",
+        options: CallOptions | None = None,
     ) -> AsyncExtractStream:
         """Run one pass for each of many batches in one call, and yield the results in order.
 
@@ -364,10 +338,6 @@ class AsyncExtraction:
             start_shape: As in `extract`.
             edits: As in `extract`, for every batch; without swaps from a source.
             of: As in `extract`; labels are the same for every batch.
-            numerics: As in `extract`, for every batch.
-            merge: As in `extract`.
-            cache: As in `extract`.
-            priority: As in `extract`.
             running_statistics: Whether to compute statistics over "all" and over "channel" for the whole
                 stream instead of each batch; they are in `stream.statistics` after the last result.
             checkpoint: The `result.checkpoint` of an earlier stream with the same model and weights, taps,
@@ -378,35 +348,37 @@ class AsyncExtraction:
             first_batch: The index of the first batch, for a stream that continues an earlier one.
             window: Maximum number of batches that are sent and not yet answered, at least 1; this bounds the
                 memory.
-            timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
-            chunk_bytes: As in `extract`.
-            wire: As in `extract`.
             adapter: As in `extract`, for every batch.
+            options: As in `extract`, for every batch; `timeout_s` is how long one may wait and compute.
 
         Returns:
             An iterator of `BatchResult`. While it runs it may raise the errors of `extract` for the model or
             the taps, and any exception of `batches`.
 
         Raises:
-            ValueError: `window`, `first_batch` or `timeout_s` is out of range.
+            ValueError: `window`, `first_batch` or the timeout is out of range.
         """
         connection = self._connection
-        options = StreamOptions(
+        defaults = connection.options.calls
+        how = defaults if options is None else over(options, defaults)
+        timeout_s = connection.timeout(how.timeout_s)
+        wanted = StreamOptions(
             model_id,
             taps,
             first_batch,
-            connection.timeout(timeout_s),
+            timeout_s,
             window,
-            chunk_bytes,
+            how.chunk_bytes,
             Start(start_at, start_shape),
             running_statistics,
             checkpoint,
             checkpoint_interval,
             make_surgery(edits, of),
-            Execution(numerics, merge, cache, priority),
-            wire,
+            execution_of(how),
+            how.wire,
             adapter,
         )
 
-        calls = AsyncRoutedStreams(connection, model_id, new_request_id(), connection.timeout(timeout_s))
-        return AsyncExtractStream(calls, options, batches)
+        calls = AsyncRoutedStreams(connection, model_id, new_request_id(), timeout_s)
+        check_batches(batches)
+        return AsyncExtractStream(calls, wanted, batches)

@@ -9,7 +9,7 @@ import grpc
 from trocar._async.datasets import AsyncDatasets
 from trocar._async.trainer import AsyncTrainerCalls
 from trocar._base.concurrency import async_pause
-from trocar._base.delegation import taking
+from trocar._base.delegation import explained, taking
 from trocar._extras import need_for_source
 from trocar._request.training.fit_parts import FitOptions, fit_spec
 from trocar._result.fit_progress import make_progress
@@ -46,6 +46,7 @@ class AsyncTrainer(AsyncTrainerCalls):
         trainer_id: Can be used as a model id in every call of the client.
     """
 
+    @explained
     @taking(FitCall)
     async def fit(self, options: FitCall) -> History:  # noqa: D417 - its arguments are the fields
         """Train for some epochs on the server, and return the history.
@@ -68,9 +69,9 @@ class AsyncTrainer(AsyncTrainerCalls):
             shuffle: Whether epoch e uses the samples in the order of `torch.randperm(n, generator=G)`, G
                 seeded with the trainer's seed + e.
             drop_last: Whether a last batch of fewer samples is left out.
-            metrics: Names or `trocar.metric(...)`.
-            augment: Names or `trocar.augmentation(...)`: torchvision's v2 transforms, in this order.
-            early_stop: `trocar.early_stop(...)`.
+            metrics: Names or `trocar.training.metric(...)`.
+            augment: Names or `trocar.training.augmentation(...)`: torchvision's v2 transforms, in this order.
+            early_stop: `trocar.training.early_stop(...)`.
             checkpoint_every: Updates between two checkpoints; one at the end of each epoch when 0.
             feature_cache: Whether to cache the outputs of a frozen prefix if the result is bit-equal.
             max_tokens: For a data set of texts: the maximum number of tokens of a text; the model's maximum
@@ -90,6 +91,7 @@ class AsyncTrainer(AsyncTrainerCalls):
             first = await self._start(options, bar.show_upload)
             return await self._followed(first, bar, options.on_event)
 
+    @explained
     async def wait(
         self,
         event_number: int | None = None,
@@ -114,6 +116,7 @@ class AsyncTrainer(AsyncTrainerCalls):
         with make_progress(progress) as bar:
             return await self._followed(event_number, bar, on_event)
 
+    @explained
     @taking(StartFitCall)
     async def start_fit(self, options: StartFitCall) -> int:  # noqa: D417 - as in fit
         """Start a fit and return at once; see `fit` for the arguments.
@@ -169,7 +172,7 @@ class AsyncTrainer(AsyncTrainerCalls):
                     problem = connection.converted(error, request_id)
                     after_s = attempts.pause_after(problem, error)
                     if after_s is None:
-                        raise problem from error
+                        raise problem from None
                     pause_s = after_s
             except AsyncInterrupts:
                 connection.reopen()
@@ -179,14 +182,17 @@ class AsyncTrainer(AsyncTrainerCalls):
                     call.cancel()
             await async_pause(pause_s)
 
+    @explained
     async def pause(self) -> str:
         """Pause the fit after the current batch; it can be resumed, also after a restart of the server."""
         return await self._control(pb.FIT_COMMAND_PAUSE)
 
+    @explained
     async def resume(self) -> str:
         """Resume a paused fit."""
         return await self._control(pb.FIT_COMMAND_RESUME)
 
+    @explained
     async def cancel(self) -> str:
         """End the fit after the current batch; the trainer keeps its current weights."""
         return await self._control(pb.FIT_COMMAND_CANCEL)

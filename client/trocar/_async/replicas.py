@@ -151,8 +151,8 @@ class AsyncReplicas:
                 if listing is None or listing.until < time.monotonic():
                     listing = self._listings[model_id] = await self._listed(model_id, timeout_s)
         # Of two at random the better one: everybody's best one as of the last look-up would be overrun.
-        found = listing.replicas
-        pair = random.sample(found, min(2, len(found)))
+        result = listing.replicas
+        pair = random.sample(result, min(2, len(result)))
         return AsyncRoute(min(pair, key=AsyncDirect.cost), listing) if pair else None
 
     def reopen(self, longest_s: float) -> None:
@@ -187,7 +187,7 @@ class AsyncReplicas:
         return _Listing(reached, time.monotonic() + (valid_s or _LONGEST_PAUSE_S))
 
     async def _reached(self, listed: Iterable[Replica], limit_s: float) -> list[AsyncDirect]:
-        """Return those of a list that answer; if the first one does not, the others are not tried."""
+        """Return the replicas of a list that answer; none if the first one does not."""
         reached: list[AsyncDirect] = []
         for entry in sorted(listed, key=lambda entry: entry.waiting_s):
             direct = self._direct(entry)

@@ -73,11 +73,11 @@ class AsyncServer:
             is_serving = await self._connection.is_serving(timeout_s=left_s)
         except VersionSkewError:  # a server without health checks, or a proxy before it that answers none
             is_serving = True
-        found = {model.model_id: model for model in await self._models.models()}
+        result = {model.model_id: model for model in await self._models.models()}
         if wanted is None:
-            return is_serving and all(model.state != "loading" for model in found.values())
+            return is_serving and all(model.state != "loading" for model in result.values())
         for model_id in wanted:
-            model = found.get(model_id)
+            model = result.get(model_id)
             if model is None and not is_serving:
                 return False  # published models come after those of the configuration
             if model is None:
@@ -97,14 +97,12 @@ class AsyncServer:
         return from_wire.server_info(reply)
 
     async def status(self) -> ServerStatus:
-        """Return the server's queues, callers and caches at this moment; for its operator.
+        """Return the server's queues, callers and caches at this moment.
 
         Returns:
             Calls that wait and the seconds of computing that they need, by model; work and share of computing
-            of each caller; size and hits of caches.
-
-        Raises:
-            ScopeMissingError: Your token does not have the scope admin.
+            of each caller; size and hits of caches. With a token without the scope admin: the queues, and of
+            the callers yourself.
         """
         self._connection.check_one("status")
         reply = await self._connection.call(

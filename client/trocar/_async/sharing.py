@@ -85,7 +85,7 @@ class AsyncSharing:
             self._sizes.learn(request.head, reply.byte_counts)
 
     async def array(self, byte_count: int) -> Bytes | None:
-        """Return bytes in a dedicated segment; None if there is none."""
+        """Return bytes in a dedicated segment, or None."""
         await self._check_alive()
         segment = await self._segment(byte_count)
         return None if segment is None else self._pool.lend(segment)[:byte_count]
@@ -130,13 +130,13 @@ class AsyncSharing:
                     self.reset()
 
     async def _segment(self, byte_count: int) -> Segment | None:
-        found = self._pool.take(byte_count)
-        if found is not None:
-            return found
+        result = self._pool.take(byte_count)
+        if result is not None:
+            return result
         async with self._opening:
-            found = self._pool.take(byte_count)  # another call may have returned one meanwhile
-            if found is not None or self._open_exchange is None or time.monotonic() < self._again_at:
-                return found
+            result = self._pool.take(byte_count)  # another call may have returned one meanwhile
+            if result is not None or self._open_exchange is None or time.monotonic() < self._again_at:
+                return result
             try:
                 return await self._open(byte_count)
             except (ExchangeEndedError, OSError, ValueError):

@@ -14,7 +14,7 @@ from trocar._wire.stream_messages import StreamAssembler, batch_call, start_call
 from trocar.errors import BadReplyError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trocar._result.feature_maps import FeatureMapInfo
     from trocar._result.statistics import Statistics
     from trocar._wire.stream_messages import BatchResult, StreamOptions
+    from trocar_api.v1.direction_pb2 import Direction
 
 
 class AsyncExtractStream:
@@ -40,6 +41,7 @@ class AsyncExtractStream:
         statistics: After the last result: the running statistics by feature map, if requested.
         info: After the last result: metadata by feature map; the first size of a shape is the sum over all
             batches.
+        directions: After the last result: the directions that were fitted, of `fit_direction` alone.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class AsyncExtractStream:
         self._results = self._run()
         self.statistics: Mapping[str, Statistics] = {}
         self.info: Mapping[str, FeatureMapInfo] = {}
+        self.directions: Sequence[Direction] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,10 +102,11 @@ class AsyncExtractStream:
                 break
             except grpc.RpcError as error:
                 problem, pause_s = self._calls.converted(error), 0.0
+                self._check_resumable(problem)
                 if not self._calls.falls_back(error, problem):
                     after_s = attempts.pause_after(problem, error)
                     if after_s is None:
-                        raise problem from error
+                        raise problem from None
                     pause_s = after_s
             finally:
                 await self._sender.disconnect()
@@ -114,6 +118,12 @@ class AsyncExtractStream:
         if assembler.end is None:
             raise BadReplyError("the stream ended early")
         self.statistics, self.info = assembler.end.stats, assembler.end.info
+        self.directions = assembler.directions
+
+    def _check_resumable(self, problem: Exception) -> None:
+        """Raise the error of a fit that has begun: the values so far have gone with the connection."""
+        if self._options.direction_fit is not None and self._sender.has_answers:
+            raise problem from None
 
 
 class _AsyncSender:
@@ -131,6 +141,11 @@ class _AsyncSender:
         self._taking = AsyncLock()
         self._changed = AsyncCondition()
         self.error: Exception | None = None
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a batch was answered."""
+        return self._answered > self._options.first_batch
 
     def connect(self) -> int:
         """Begin a connection; requests of earlier ones end."""

@@ -10,9 +10,12 @@ from safetensors.numpy import load
 
 from trocar._async.connection import AsyncConnection
 from trocar._async.extraction import AsyncExtraction
+from trocar._async.generations import AsyncGenerations
 from trocar._async.gradients import AsyncGradients
+from trocar._base.call_options import CallOptions
 from trocar._base.concurrency import AsyncCondition, async_pause
-from trocar._base.replacement import write_file
+from trocar._base.delegation import explained
+from trocar._base.replacement import safetensors_path, write_file
 from trocar._base.tables import Listing, html_facts
 from trocar._request.training.adapter_files import (
     ADAPTER_CONFIG,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from trocar._async.client import AsyncClient
+    from trocar._async.generation import AsyncGeneration
     from trocar._base.concurrency import AsyncAsk
     from trocar._base.tensors import Array
     from trocar._request.inputs import Inputs
@@ -82,6 +86,7 @@ class AsyncTrainerCalls:
             return html_facts({"trainer": self.trainer_id}, caption)
         return html_facts({title: text(self._newest) for title, text in TRAINER_COLUMNS.items()}, caption)
 
+    @explained
     async def info(self) -> TrainerInfo:
         """Return the current state of the trainer; like every call, this renews its time to live.
 
@@ -118,7 +123,7 @@ class AsyncTrainerCalls:
         Raises:
             TargetRejectedError: The targets do not fit the loss.
             NonFiniteStepError: The loss or a gradient is not finite; the trainer is unchanged.
-            TrainerBusyError: A fit is running.
+            TrainerBusyError: A fit is running, or text is being generated with the weights.
             TrainerBrokenError: The trainer must be restored from a checkpoint first.
             StepOutOfOrderError: `number` is not the next one.
             SpoolFailedError: Saved tensors could not be written to the server's disk; the trainer is
@@ -127,6 +132,7 @@ class AsyncTrainerCalls:
         """
         return await self._numbered(pb.TRAIN_KIND_STEP, inputs, targets, number, timeout_s)
 
+    @explained
     async def forward_backward(
         self,
         inputs: Inputs,
@@ -138,6 +144,7 @@ class AsyncTrainerCalls:
         """Run a forward and a backward pass, and accumulate gradients. See `step`."""
         return await self._numbered(pb.TRAIN_KIND_FORWARD_BACKWARD, inputs, targets, number, timeout_s)
 
+    @explained
     async def optimizer_step(
         self, *, number: int | None = None, timeout_s: float | None = None
     ) -> StepResult:
@@ -153,6 +160,7 @@ class AsyncTrainerCalls:
             await self._numbering.end(is_applied=is_applied)
         return step_result(reply.result)
 
+    @explained
     async def evaluate(
         self, inputs: Inputs, targets: Targets = None, *, timeout_s: float | None = None
     ) -> Evaluation:
@@ -166,22 +174,42 @@ class AsyncTrainerCalls:
         call = self._batches.convert(inputs, targets).call(self.trainer_id, pb.TRAIN_KIND_EVALUATE)
         return evaluation(await self._train(call, timeout_s))
 
+    @explained
     async def predict(self, inputs: Inputs, *, timeout_s: float | None = None) -> Array:
         """Return the model's output in eval mode, for example logits (batch, classes)."""
-        maps = await self._extraction.extract(self.trainer_id, inputs, taps="/out", timeout_s=timeout_s)
+        maps = await self._extraction.extract(
+            self.trainer_id, inputs, taps="/out", options=CallOptions(timeout_s=timeout_s)
+        )
         return next(iter(maps.values()))
 
+    @explained
     async def extract(
         self, inputs: Inputs | None, taps: str | Tap | Sequence[str | Tap], **options: Any
     ) -> FeatureMaps:
         """Return feature maps with the current weights; options as in `AsyncClient.extract`."""
         return await self._extraction.extract(self.trainer_id, inputs, taps, **options)
 
+    @explained
     async def gradients(self, inputs: Inputs | None, *, of: Objective, **options: Any) -> FeatureMaps:
         """Return gradients with the current weights; options as in `AsyncClient.gradients`."""
         gradients = AsyncGradients(self._connection, self._extraction)
         return await gradients.gradients(self.trainer_id, inputs, of=of, **options)
 
+    @explained
+    async def generate(self, prompt: Inputs, **options: Any) -> AsyncGeneration:
+        """Generate the texts that follow prompts, with the current weights.
+
+            run = await trainer.generate(["a prompt"], n=8, temperature=1.0)
+
+        Prompts and options: see `AsyncClient.generate`. A run has one version of the weights: until
+        it ends, calls that would change them are refused.
+
+        Raises:
+            TrainerBusyError: A fit is running.
+        """
+        return await AsyncGenerations(self._connection).generate(self.trainer_id, prompt, **options)
+
+    @explained
     async def save(self, note: str = "", *, timeout_s: float | None = None) -> Checkpoint:
         """Write a checkpoint, which survives a crash of the server after this returns.
 
@@ -192,6 +220,7 @@ class AsyncTrainerCalls:
         reply = await self._connection.call(self._connection.trainer_service.SaveTrainer, request, timeout_s)
         return checkpoint(reply.checkpoint)
 
+    @explained
     async def restore(
         self, checkpoint_number: int | None = None, *, timeout_s: float | None = None
     ) -> TrainerInfo:
@@ -212,12 +241,14 @@ class AsyncTrainerCalls:
         self._numbering.forget()
         return trainer_info(reply.trainer)
 
+    @explained
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, oldest first."""
         request = pb.ListCheckpointsRequest(trainer_id=self.trainer_id)
         reply = await self._connection.call(self._connection.trainer_service.ListCheckpoints, request)
         return Listing(map(checkpoint, reply.checkpoints), CHECKPOINT_COLUMNS)
 
+    @explained
     async def export(
         self, path: str | os.PathLike[str], *, optimizer: bool = False, timeout_s: float | None = None
     ) -> Path:
@@ -229,11 +260,16 @@ class AsyncTrainerCalls:
             path: The file; an existing one is replaced.
             optimizer: Whether to add the optimizer's state, under names that begin with `optimizer.`.
             timeout_s: Overrides the client's timeout, in seconds; a download that takes longer is resumed.
-        """
-        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, has_optimizer=optimizer)
-        await self._download(Path(path), request, timeout_s)
-        return Path(path)
 
+        Raises:
+            ValueError: The file's name does not end in `.safetensors`.
+        """
+        target = safetensors_path(path)
+        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, has_optimizer=optimizer)
+        await self._download(target, request, timeout_s)
+        return target
+
+    @explained
     async def export_adapter(self, folder: str | os.PathLike[str], *, timeout_s: float | None = None) -> Path:
         """Write the LoRA adapter, and a new head, to a folder as PEFT does.
 
@@ -252,10 +288,11 @@ class AsyncTrainerCalls:
         write_file(home / ADAPTER_CONFIG, config, is_durable=True)
         return home
 
+    @explained
     async def load_adapter(
         self, folder: str | os.PathLike[str], *, timeout_s: float | None = None
     ) -> Checkpoint:
-        """Replace the weights of the adapter, and of a new head, by those of a PEFT folder.
+        """Replace the weights of the adapter, and of a new head, by a PEFT folder's.
 
         Optimizer and counters do not change; a checkpoint is written.
 
@@ -297,13 +334,14 @@ class AsyncTrainerCalls:
                     problem = connection.converted(error, "")
                     pause_s = attempts.pause_after(problem, error, is_slow=is_slow and has_moved)
                     if pause_s is None:
-                        raise problem from error
+                        raise problem from None
                     await async_pause(pause_s)
                 except AsyncInterrupts:
                     connection.reopen()
                     raise
         return download.adapter_config
 
+    @explained
     async def parameter_gradients(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Return the accumulated gradients by parameter: after rules, before `clip_norm`.
 
@@ -317,9 +355,10 @@ class AsyncTrainerCalls:
             async for message in self._exported(request, timeout_s, request_id):
                 pieces.append(message.data)
         except grpc.RpcError as error:
-            raise self._connection.converted(error, request_id) from error
+            raise self._connection.converted(error, request_id) from None
         return load(b"".join(pieces))
 
+    @explained
     async def publish(
         self, model_id: str, *, categories: Sequence[str] = (), timeout_s: float | None = None
     ) -> str:
@@ -346,6 +385,7 @@ class AsyncTrainerCalls:
         )
         return reply.model_id
 
+    @explained
     async def close(self) -> None:
         """Close the trainer and delete its checkpoints; no effect if it is closed already."""
         request = pb.CloseTrainerRequest(trainer_id=self.trainer_id)

@@ -121,13 +121,14 @@ class Attribution:
             ValueError: There is no heat map, or `image` is given for several samples.
         """
         from trocar._attribution.heat_map_pictures import draw, panel  # needs matplotlib, which is an extra
+        from trocar._base.figures import save_figure
 
         if sample is None and image is not None:
             raise ValueError("several samples: pass sample=, the index of one")
         chosen = range(len(self.values)) if sample is None else [sample]
         figure = draw([panel(self, index, image) for index in chosen], self.title, alpha)
         if path is not None:
-            figure.savefig(path, dpi=120)
+            save_figure(figure, path, dpi=120)
         return figure
 
     @property
@@ -154,7 +155,7 @@ class Attribution:
         return f"Attribution({self.title}: {self.values.shape}{' of ' if of else ''}{of}{more})"
 
     def _repr_html_(self) -> str:
-        """Show the picture of the first samples in a notebook; text where there is none, or no matplotlib."""
+        """Show the picture of the first samples in a notebook; text without a picture or matplotlib."""
         picture = io.BytesIO()
         try:
             from trocar._attribution.heat_map_pictures import draw, panel  # needs matplotlib, an extra

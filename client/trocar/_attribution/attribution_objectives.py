@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trocar._request.scores import logit
+from trocar_api.class_names import class_number
 from trocar_api.v1 import objective_pb2 as pb
 
 if TYPE_CHECKING:
@@ -35,12 +36,22 @@ def classes_of(objective: Objective, samples: int) -> tuple[int, ...] | None:
     Raises:
         ValueError: There are other numbers of classes than of samples.
     """
-    found = set()
+    outcome = set()
     for term in objective.to_wire().terms:
-        if term.WhichOneof("kind") != "class_score":
+        if term.WhichOneof("kind") != "class_score" or term.class_score.HasField("positions"):
             return None
-        found.add(tuple(_classes(term.class_score, samples)))
-    return found.pop() if len(found) == 1 else None
+        outcome.add(tuple(_classes(term.class_score, samples)))
+    return outcome.pop() if len(outcome) == 1 else None
+
+
+def numbered(objective: Objective, categories: Sequence[str]) -> Objective:
+    """Return the same objective with the numbers of classes in place of their names.
+
+    Raises:
+        ValueError: There is no class of a name, or several.
+    """
+    terms = [replace(term, score=_numbered(term.score, categories)) for term in objective.terms]
+    return replace(objective, terms=tuple(terms))
 
 
 def is_sum_over_samples(objective: Objective) -> bool:
@@ -81,7 +92,8 @@ def predicted(output: Array) -> Objective:
 def score_selectors(objective: Objective) -> tuple[str, ...] | None:
     """Return the selectors of the values for `scores`; None if scores cannot be computed."""
     terms = objective.to_wire().terms
-    if any(term.WhichOneof("kind") != "class_score" for term in terms):
+    kinds = {term.WhichOneof("kind") for term in terms}
+    if kinds != {"class_score"} or any(term.class_score.HasField("positions") for term in terms):
         return None
     return tuple(dict.fromkeys(term.class_score.selector or OUTPUT for term in terms))
 
@@ -110,6 +122,17 @@ def scores(
     return total
 
 
+def _numbered(term: pb.ObjectiveTerm, categories: Sequence[str]) -> pb.ObjectiveTerm:
+    if not term.class_score.class_names:
+        return term
+    message = pb.ObjectiveTerm()
+    message.CopyFrom(term)
+    score = message.class_score
+    score.classes.extend(class_number(name, categories) for name in term.class_score.class_names)
+    score.ClearField("class_names")
+    return message
+
+
 def _taken(term: pb.ObjectiveTerm, positions: Sequence[int], samples: int) -> pb.ObjectiveTerm:
     if len(term.class_score.classes) < 2:
         return term
@@ -123,8 +146,8 @@ def _taken(term: pb.ObjectiveTerm, positions: Sequence[int], samples: int) -> pb
 
 def _is_sum(term: pb.ObjectiveTerm) -> bool:
     kind = term.WhichOneof("kind")
-    if kind == "class_score":
-        return True
+    if kind == "class_score":  # of several classes for positions it is not known which are of which sample
+        return not term.class_score.HasField("positions") or len(term.class_score.classes) == 1
     if kind == "value_score":
         is_sum = term.value_score.aggregate in (pb.AGGREGATE_UNSPECIFIED, pb.AGGREGATE_SUM)
         return is_sum and not term.value_score.reductions

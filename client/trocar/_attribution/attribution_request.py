@@ -71,14 +71,14 @@ class AttributionRequest:
     def score_taps(self) -> list[Tap]:
         """Return the taps from which each sample's scores are computed; none if they cannot be."""
         selectors = attribution_objectives.score_selectors(self.of) or ()
-        return [tap(selector, alias=_alias(index)) for index, selector in enumerate(selectors)]
+        return [tap(selector) for selector in selectors]
 
     def scores(self, maps: Mapping[str, Array], group: slice | None = None, copies: int = 1) -> Floats | None:
         """Return the score of each sample of a batch of copies of a group; None if it cannot be computed."""
         selectors = attribution_objectives.score_selectors(self.of)
         if selectors is None:
             return None
-        values = {selector: _classes_last(maps, _alias(index)) for index, selector in enumerate(selectors)}
+        values = {selector: _classes_last(maps, selector) for selector in selectors}
         positions = self._positions(group or slice(0, self.samples), copies)
         return attribution_objectives.scores(self.of, values, positions, self.samples)
 
@@ -86,15 +86,28 @@ class AttributionRequest:
         return list(range(group.start, group.stop)) * copies
 
 
+def one_value(maps: Mapping[str, Array], selector: str) -> Array:
+    """Return the value of a selector of scores.
+
+    Raises:
+        ValueError: The selector stands for several values.
+    """
+    names = getattr(maps, "expansions", {}).get(selector, ())  # a mapping of arrays alone has none
+    if len(names) > 1:
+        shown = ", ".join(names)
+        place = f"at='{names[0]}'" if '"' in names[0] else f'at="{names[0]}"'
+        raise ValueError(
+            f"'{selector}' stands for {len(names)} values: {shown}; choose the scores with of=, for example "
+            f"trocar.logit(3, {place})"
+        )
+    return maps[selector]
+
+
 def _classes_last(maps: Mapping[str, Array], name: str) -> Array:
     """Return a value with its classes in the last dimension, by what the reply says of its dimensions."""
-    value = maps[name]
+    value = one_value(maps, name)
     described = getattr(maps, "info", {}).get(name)  # a mapping of arrays alone has none
     dim = None if described is None else described.channel_dim
     if dim is None:
         dim = min(usual_channel_dim(value.ndim), value.ndim - 1)
     return np.moveaxis(value, dim, -1)
-
-
-def _alias(index: int) -> str:
-    return f"score{index}"

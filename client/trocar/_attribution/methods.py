@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trocar._base.names import unknown_name
+from trocar._base.names import name_hint, unknown_name
 from trocar._request.operands import integer, number
+from trocar_api.value_words import not_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,7 +172,7 @@ def _smoothgrad(given: Mapping[str, Any]) -> SmoothGrad:
     own = {name: given[name] for name in ("samples", "sigma", "seed") if name in given}
     over = given.get("over", "saliency")
     if over not in SMOOTHED:
-        raise ValueError(f"over={over!r} is not one of {', '.join(SMOOTHED)}")
+        raise ValueError(f"over {not_one_of(over, SMOOTHED)}")
     rest = {name: value for name, value in given.items() if name not in ("over", *own)}
     if rest.get("delta"):
         raise ValueError("delta is not available with smoothgrad")
@@ -184,8 +185,8 @@ def _filled(method: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
     names = [field.name for field in fields(kind)]
     unknown = [name for name in given if name not in names]
     if unknown:
-        has = ", ".join(names) or "none"
-        raise TypeError(f"{method} has no option {unknown[0]!r}; available: {has}")
+        hint = name_hint(unknown[0], names)
+        raise TypeError(f"{method} has no option {unknown[0]!r}; {hint}")
     return kind(**given)
 
 

@@ -121,7 +121,7 @@ def _attention_paths(values: Sequence[Value]) -> list[str]:
 def _before_last_attention(
     outside: Sequence[Value], values: Sequence[Value], attention: Sequence[str]
 ) -> Sequence[Value]:
-    """Return the values that are there when the last attention begins; all of them if there is none."""
+    """Return the values that are there when the last attention begins; without attention all of them."""
     if not attention:
         return outside
     begin = next(index for index, value in enumerate(values) if _is_within(value.path, attention[-1]))
@@ -171,7 +171,7 @@ def _is_channels_last(value: Value, input_shape: tuple[int, ...]) -> bool:
 
 
 def _is_reduced(positions: tuple[int, int], size: tuple[int, int]) -> bool:
-    """Whether height and width are those of the input divided by one stride, give or take a position."""
+    """Whether height and width equal the input's divided by one stride, give or take a position."""
     if min(positions) < 1 or positions[0] > size[0] or positions[1] > size[1]:
         return False
     stride = math.sqrt(size[0] * size[1] / (positions[0] * positions[1]))

@@ -60,7 +60,7 @@ def _rows(maps: Array) -> Floats:
 
 
 def _lowest(rows: Floats) -> Floats:
-    """Return the smallest finite value of each row, (batch, 1); 0 where there is none."""
+    """Return the smallest finite value of each row, (batch, 1); 0 for none."""
     ends: Floats = np.where(np.isfinite(rows), rows, np.inf).min(axis=1, keepdims=True, initial=np.inf)
     return np.where(np.isfinite(ends), ends, 0.0)
 
@@ -82,5 +82,5 @@ def _interpolated(maps: Floats, wanted: int) -> Floats:
     lower = np.floor(centres).astype(int)
     share = centres - lower
     with np.errstate(invalid="ignore"):  # infinity times 0
-        found: Floats = maps[..., lower] * (1 - share) + maps[..., np.minimum(lower + 1, size - 1)] * share
-    return found
+        result: Floats = maps[..., lower] * (1 - share) + maps[..., np.minimum(lower + 1, size - 1)] * share
+    return result

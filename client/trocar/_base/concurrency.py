@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -70,3 +70,26 @@ class Items(Generic[Item]):
             StopIteration: There is none.
         """
         return next(self._items)
+
+
+class _Run(Protocol):
+    @property
+    def is_finished(self) -> bool: ...
+
+    def finish(self) -> object: ...
+
+
+def async_completed(run: _Run) -> None:
+    """Refuse what is known at the end of a run before that.
+
+    Raises:
+        RuntimeError: The run is under way.
+    """
+    if not run.is_finished:
+        raise RuntimeError("the run is under way; iterate over it to its end first, or await run.finish()")
+
+
+def completed(run: _Run) -> None:
+    """Read a run to its end, for what is known then."""
+    if not run.is_finished:
+        run.finish()

@@ -49,10 +49,10 @@ def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
     Raises:
         FileNotFoundError: There is none.
     """
-    found = sorted(map(Path, glob(os.fspath(pattern), recursive=True)))  # noqa: PTH207 - may be absolute
-    if not found:
+    result = sorted(map(Path, glob(os.fspath(pattern), recursive=True)))  # noqa: PTH207 - may be absolute
+    if not result:
         raise FileNotFoundError(2, "no file or folder matches the pattern", os.fspath(pattern))
-    return found
+    return result
 
 
 def refuse_url(url: object) -> NoReturn:

@@ -32,6 +32,29 @@ def unknown_name(kind: str, name: object, names: Iterable[str]) -> KeyError:
     return KeyError(f"no {kind} {name!r}; available: {', '.join(known[:8]) or 'none'}")
 
 
+_MEANT = {
+    "clamp": 'trocar.training.gradient_edit(at, "clamp", low, high)',
+    "clip": 'trocar.training.gradient_edit(at, "clip_norm_of_all", max_norm=...)',
+    "gradient_rule": "trocar.training.gradient_edit(at, operation, ...)",
+    "spool": "trocar.training.save_on_disk(...)",
+    "host_memory": "trocar.training.save_on_host()",
+    "cosine": 'trocar.training.schedule("cosine", ...)',
+    "Server": 'trocar.connect("local", models=...)',
+    "steer": 'trocar.edit(at, "steer", ...)',
+    **{name: f"client.{name}(...)" for name in ("extract", "gradients", "grad_cam", "train", "generate")},
+}
+"""What names stand for that others use, or that were used before."""
+
+
+def unknown_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Build the error for an unknown name of a module, with what is meant or the nearest names."""
+    problem = f"module {module!r} has no attribute {name!r}"
+    if name in _MEANT:
+        return AttributeError(f"{problem}; it is {_MEANT[name]}")
+    near = get_close_matches(name, list(names), n=3, cutoff=0.6)
+    return AttributeError(f"{problem}; nearest: {', '.join(near)}" if near else problem)
+
+
 def name_hint(name: object, names: Iterable[str]) -> str:
     """Return a hint for an unknown name: the nearest names, and all names."""
     known = list(names)

@@ -12,6 +12,10 @@ class InputError(InvalidRequestError):
     """The inputs do not fit the model or one another."""
 
 
+class UnknownDirectionError(NotFoundError, reason=ErrorReason.UNKNOWN_DIRECTION):
+    """You have stored no direction of this name for the model."""
+
+
 class UnknownEditsError(NotFoundError, reason=ErrorReason.UNKNOWN_EDITS):
     """You have stored no edits of this name for the model; see `Client.stored_edits`."""
 
@@ -116,8 +120,32 @@ class EditsUnavailableError(EditError, reason=ErrorReason.EDITS_UNAVAILABLE):
     """Stored edits cannot be read or written: the server's disk is full or not writable."""
 
 
+class DirectionError(InvalidRequestError):
+    """A direction cannot be fitted, stored or used."""
+
+
+class DirectionExistsError(DirectionError, reason=ErrorReason.DIRECTION_EXISTS):
+    """A direction of this name is stored already; `replace=True` replaces it."""
+
+
+class DirectionMismatchError(DirectionError, reason=ErrorReason.DIRECTION_MISMATCH):
+    """The direction was fitted at another place, or on a model with other weights, code or settings."""
+
+
+class DirectionRejectedError(DirectionError, reason=ErrorReason.DIRECTION_REJECTED):
+    """No direction can be fitted to these data: labels, groups, folds, values, or their size on the disk."""
+
+
+class DirectionCorruptError(DirectionError, reason=ErrorReason.DIRECTION_CORRUPT):
+    """A stored direction is damaged; fit it again, or delete it."""
+
+
+class DirectionsUnavailableError(DirectionError, reason=ErrorReason.DIRECTIONS_UNAVAILABLE):
+    """Stored directions cannot be read or written: the server's disk is full or not writable."""
+
+
 class NonFiniteValueError(InvalidRequestError, reason=ErrorReason.NON_FINITE_VALUE):
-    """A number or tensor of an edit or objective is NaN or infinite."""
+    """A number or tensor of an edit or objective, or a logit of a text to continue, is NaN or infinite."""
 
 
 class ObjectiveError(InvalidRequestError):

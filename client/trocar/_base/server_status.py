@@ -111,7 +111,7 @@ class ServerStatus:
             "memory": lambda one: size_text(one.byte_count),
             "pending": lambda one: f"{one.pending_s:.3g} s",
             "used in 1 min": lambda one: f"{one.used_s:.3g} s",
-            "share": lambda one: f"{self.share(one):.0%}",
+            "share": lambda one: f"{self.share(one):.0%}" if self.total.used_s else "",
         }
         return [
             _table(_QUEUES, self.queues),

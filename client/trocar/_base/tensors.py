@@ -220,10 +220,22 @@ def _from_dlpack(value: Any) -> Array:
         ) from error
 
 
+def _not_readable(tensor: Any) -> str:
+    """Return why a tensor has no host array, and what makes one."""
+    if getattr(tensor, "is_meta", False):
+        return "a tensor on the meta device has no values to send; make it on the CPU"
+    if str(getattr(tensor, "layout", "torch.strided")) != "torch.strided":
+        return f"a tensor of layout {tensor.layout} cannot be sent; `tensor.to_dense()` can"
+    return f"this {type(tensor).__name__} of dtype {tensor.dtype} cannot be read; send `tensor.cpu().numpy()`"
+
+
 def _host_array_of_torch(tensor: Any) -> tuple[Array, str]:
     """Read a torch tensor without importing torch: the tensor's creator has imported it."""
     if str(tensor.dtype) != "torch.bfloat16":
-        array: Array = tensor.numpy(force=True)
+        try:
+            array: Array = tensor.numpy(force=True)
+        except (TypeError, NotImplementedError, RuntimeError):
+            raise TypeError(_not_readable(tensor)) from None
         return array, array.dtype.name
     bits = tensor.detach().cpu().contiguous().view(sys.modules["torch"].int16)
     return bits.numpy().view(np.uint16), "bfloat16"

@@ -30,10 +30,10 @@ def padded_labels(values: object) -> Array | None:
     rows = [row for row in map(_row, values) if row is not None]
     if len(rows) < len(values):
         return None
-    found = np.full((len(rows), max(map(len, rows))), LEFT_OUT, np.int64)
-    for place, row in zip(found, rows, strict=True):
+    result = np.full((len(rows), max(map(len, rows))), LEFT_OUT, np.int64)
+    for place, row in zip(result, rows, strict=True):
         place[: len(row)] = row
-    return found
+    return result
 
 
 def label_names(values: object) -> tuple[str, ...]:
@@ -44,12 +44,12 @@ def label_names(values: object) -> tuple[str, ...]:
     if not _is_list(values):
         return ()
     if _are_spans(values):
-        found = {label for spans in values for _, _, label in spans if isinstance(label, str)}
-        return (OUTSIDE, *sorted(found - {OUTSIDE})) if found else ()
+        result = {label for spans in values for _, _, label in spans if isinstance(label, str)}
+        return (OUTSIDE, *sorted(result - {OUTSIDE})) if result else ()
     if not all(_is_list(row) and all(isinstance(label, str) for label in row) for row in values):
         return ()
-    found = {label for row in values for label in row}
-    return (*([OUTSIDE] if OUTSIDE in found else []), *sorted(found - {OUTSIDE}))
+    result = {label for row in values for label in row}
+    return (*([OUTSIDE] if OUTSIDE in result else []), *sorted(result - {OUTSIDE}))
 
 
 def numbered(values: Any, names: Sequence[str]) -> Any:
@@ -89,11 +89,11 @@ def _padded_spans(values: Sequence[Any]) -> Array:
         raise TypeError(
             f"the class of a span is {name!r}; give its number, or upload the texts as a data set"
         )
-    found = np.full((len(values), max(1, *map(len, values)), 3), LEFT_OUT, np.int64)
-    for place, spans in zip(found, values, strict=True):
+    padded_spans = np.full((len(values), max(1, *map(len, values)), 3), LEFT_OUT, np.int64)
+    for place, spans in zip(padded_spans, values, strict=True):
         if spans:
             place[: len(spans)] = np.asarray(spans)
-    return found
+    return padded_spans
 
 
 def _row(value: Any) -> Array | None:

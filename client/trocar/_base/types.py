@@ -96,6 +96,8 @@ class Model:
     digest_parts: dict[str, str] = field(default_factory=dict, repr=False)
     """What `digest` is made of, by name, for example "stages": digits that say which parts of two models
     differ. Empty where `digest` is."""
+    generates: bool = False
+    """Whether `Client.generate` continues texts with it; False while not loaded."""
 
     @property
     def is_loaded(self) -> bool:

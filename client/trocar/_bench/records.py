@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers of one case. Times are of answered calls, in seconds; NaN where there are none."""
+    """The numbers of one case. Times are of answered calls, in seconds; NaN without calls."""
 
     call_count: int
     """Calls that were answered."""

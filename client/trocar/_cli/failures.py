@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from trocar._cli.usage_errors import is_usage_error, usage_lines, usage_message
 from trocar.errors import MissingExtraError, ServerUnavailableError
 
 FAILED = 1
@@ -82,16 +83,12 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     usage: Any = error
-    return str(usage.format_message() if is_usage_error(error) else error)
+    return usage_message(usage) if is_usage_error(error) else str(error)
 
 
 def _notes(error: Exception) -> list[str]:
-    return list(getattr(error, "__notes__", ()))
-
-
-def is_usage_error(error: Exception) -> bool:
-    """Whether typer refused the command line; its class for that has no public name."""
-    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+    usage = usage_lines(error) if is_usage_error(error) else []
+    return [*getattr(error, "__notes__", ()), *usage]
 
 
 def refuse(message: str) -> NoReturn:

@@ -9,6 +9,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from trocar._cli.usage_errors import plain_metavar
+
 INSPECT = "Look inside a model"
 ANALYSE = "Analyse"
 TRAIN = "Train; data and edits on the server"
@@ -21,6 +23,10 @@ SECTIONS = (INSPECT, ANALYSE, TRAIN, OPERATE, CONNECT, DEMONSTRATE)
 
 class SectionedGroup(TyperGroup):
     """Group whose help lists commands by section."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, with plain names."""
+        return [plain_metavar(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list of commands for each section; those without one come first."""
@@ -36,6 +42,10 @@ class SectionedGroup(TyperGroup):
 
 class SectionedCommand(TyperCommand):
     """Command whose help lists options by section."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, with plain names."""
+        return [plain_metavar(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse; while a shell completes, without the option whose value is being typed.
@@ -55,6 +65,7 @@ class SectionedCommand(TyperCommand):
                 title = "Arguments" if is_argument else _title(parameter) or "Options"
                 name, text = record
                 name = name.partition(" <")[0] if is_argument else name  # Typer adds the Python type
+                name = plain_metavar(name)
                 sections.setdefault(title, []).append((name, text))
         for title, rows in sections.items():
             _write(formatter, title, rows, longest=0)

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 import typer
 
 from trocar._cli.failures import FAILED, USAGE, fail, show_failure
-from trocar._cli.help_sections import OPERATE
+from trocar._cli.help_sections import OPERATE, SectionedCommand
 from trocar_api.reasons import ErrorReason
 
 GROUP = "trocar.commands"
@@ -21,13 +21,19 @@ _HELP = {
     "doctor": "Check the machine, the configuration and a running server.",
     "cluster": "Look at a deployment on Ray, scale it and stop it.",
 }
+_ADMIN = ("convert", "token")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def add_plugins(app: typer.Typer) -> None:
-    """Add every command of the entry-point group, without importing it."""
+def add_plugins(app: typer.Typer, admin: typer.Typer) -> None:
+    """Add every command of the entry-point group, without importing it.
+
+    Args:
+        app: Gets them.
+        admin: The group that gets the commands that `_ADMIN` names, instead of `app`.
+    """
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        _add(app, entry)
+        _add(admin if entry.name in _ADMIN else app, entry)
 
 
 def plugin_app(entry: EntryPoint) -> typer.Typer:
@@ -38,9 +44,11 @@ def plugin_app(entry: EntryPoint) -> typer.Typer:
     """
     command = entry.load()
     if isinstance(command, typer.Typer):
+        for registered in command.registered_commands:
+            registered.cls = SectionedCommand  # the same style of help
         return command
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    app.command()(command)
+    app.command(cls=SectionedCommand)(command)
     return app
 
 
@@ -48,10 +56,10 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
     def run(context: typer.Context) -> None:
         try:
             # Otherwise typer prints usage errors itself, as text, and exits.
-            code = plugin_app(entry)(context.args, prog_name=f"trocar {entry.name}", standalone_mode=False)
+            code = plugin_app(entry)(context.args, prog_name=name, standalone_mode=False)
         except ModuleNotFoundError as error:
             advice = (
-                f"`trocar {entry.name}` needs the server, and {error.name!r} is not installed: "
+                f"`{name}` needs the server, and {error.name!r} is not installed: "
                 'pip install "trocar[server]"'
             )
             if "--help" not in context.args:
@@ -59,7 +67,7 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
             typer.echo(f"{help_text}\n\n{advice}")
             code = 0
         except ImportError as error:  # the server says why it does not run here
-            fail(f"`trocar {entry.name}`: {error}", USAGE)
+            fail(f"`{name}`: {error}", USAGE)
         except Exception as error:
             # The server's errors have a reason; their class is not imported here.
             if not isinstance(getattr(error, "reason", None), ErrorReason):
@@ -68,6 +76,7 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
             code = FAILED
         raise typer.Exit(code if isinstance(code, int) else 0)
 
+    name = f"trocar admin {entry.name}" if entry.name in _ADMIN else f"trocar {entry.name}"
     help_text = _HELP.get(entry.name, f"From {entry.value}.")
-    section = OPERATE if entry.name in _HELP else None
+    section = OPERATE if entry.name in _HELP and entry.name not in _ADMIN else None
     app.command(entry.name, help=help_text, context_settings=_PASS_ON, rich_help_panel=section)(run)

@@ -107,9 +107,9 @@ def sample_count(clip: Audio) -> int:
 
     A WAV file has them in its data chunk, a FLAC file in STREAMINFO: https://www.rfc-editor.org/rfc/rfc9639.
     """
-    ((found, payload),) = clip.clips
-    if found.WhichOneof("form") == "raw":
-        return found.raw.sample_count
+    ((result, payload),) = clip.clips
+    if result.WhichOneof("form") == "raw":
+        return result.raw.sample_count
     data = bytes(payload[:_FLAC_HEADER])
     if data.startswith(b"fLaC") and len(data) == _FLAC_HEADER:
         return int.from_bytes(data[21:26], "big") & ((1 << 36) - 1)

@@ -14,7 +14,7 @@ from trocar._sources.sample import Source
 
 if TYPE_CHECKING:
     from trocar._base.types import Model, ServerInfo
-    from trocar._request.stored_edits import StoredEdits
+    from trocar._request.stored.stored_edits import StoredEdits
     from trocar._request.taps import Tap
 
 
@@ -31,11 +31,11 @@ def describe(
     The handling of failed samples is no part of it: a run that stopped at one may resume with "skip",
     and its output equals that of a run that had skipped from the beginning.
     """
-    found: dict[str, Any] = {
-        "model": _model(model),
+    result: dict[str, Any] = {
+        "model": described_model(model),
         # Other versions of torch and other devices give other last digits.
         "server": {"torch_version": server.torch_version, "device": server.device.partition(":")[0]},
-        "taps": [_plain(tap) for tap in taps],
+        "taps": [plain(tap) for tap in taps],
         "source": source.description,
         "format": options.format,
         "batch": options.batch,
@@ -44,20 +44,20 @@ def describe(
         "limit": options.limit,
     }
     if options.edits:  # folders begun before edits existed still resume
-        found["edits"] = describe_edits(options.edits, stored)
+        result["edits"] = describe_edits(options.edits, stored)
     if options.numerics != "exact":
-        found["numerics"] = options.numerics
+        result["numerics"] = options.numerics
     if options.adapter:
-        found["adapter"] = options.adapter
+        result["adapter"] = options.adapter
     if options.flags:
-        found["flags"] = dict(options.flags)
+        result["flags"] = dict(options.flags)
     if options.max_tokens is not None or options.truncate:
-        found["texts"] = {"max_tokens": options.max_tokens, "truncate": options.truncate}
-    normal: dict[str, Any] = json.loads(json.dumps(found))
+        result["texts"] = {"max_tokens": options.max_tokens, "truncate": options.truncate}
+    normal: dict[str, Any] = json.loads(json.dumps(result))
     return normal
 
 
-def _model(model: "Model") -> dict[str, Any]:
+def described_model(model: "Model") -> dict[str, Any]:
     """Describe a model: its digest decides; the others are for people."""
     return {
         "id": model.model_id,
@@ -70,7 +70,7 @@ def _model(model: "Model") -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert a tap to JSON: fields that differ from their default; arrays and bytes by their hash."""
     if is_dataclass(value) and not isinstance(value, type):
         given = {
@@ -78,11 +78,11 @@ def _plain(value: Any) -> Any:
             for field in fields(value)
             if field.default is MISSING or not _is_same(getattr(value, field.name), field.default)
         }
-        return given["selector"] if given.keys() == {"selector"} else _plain(given)
+        return given["selector"] if given.keys() == {"selector"} else plain(given)
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         digest = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
         return {"shape": list(value.shape), "dtype": str(value.dtype), "sha256": digest}

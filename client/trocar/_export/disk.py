@@ -1,4 +1,4 @@
-"""Durable files: guarantees after a kill or a power cut."""
+"""Files and folders of an output: listing, hashing, removal and the lock."""
 
 import hashlib
 import os
@@ -8,17 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trocar._base.replacement import put, sync
 from trocar.errors import OutputError
-
-
-def publish(part: Path, path: Path) -> None:
-    """Give a finished file or folder its name, once its bytes are on the disk."""
-    for found in (*files_in(part), *folders_in(part)):
-        sync(found)
-    if path.is_dir():
-        shutil.rmtree(path)  # of the same shard, from a run that was killed before it recorded it
-    put(part, path)
 
 
 def files_in(path: Path) -> list[Path]:
@@ -28,11 +18,6 @@ def files_in(path: Path) -> list[Path]:
     return sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names)
 
 
-def folders_in(path: Path) -> list[Path]:
-    """Return a folder and every folder below it; nothing for a file."""
-    return [Path(folder) for folder, _, _ in os.walk(path)]
-
-
 def sha256(path: Path) -> str:
     """Hash a file's bytes."""
     with path.open("rb") as file:
@@ -40,7 +25,7 @@ def sha256(path: Path) -> str:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder; no effect if there is none."""
+    """Delete a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -9,7 +9,7 @@ from trocar.errors import UnknownEditsError
 
 if TYPE_CHECKING:
     from trocar._request.edits import Edit
-    from trocar._request.stored_edits import StoredEdits
+    from trocar._request.stored.stored_edits import StoredEdits
 
 
 def names_in(edits: "Sequence[str | Edit]") -> list[str]:

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trocar._base.delegation import explained
 from trocar._base.names import shortened, unknown_name
 from trocar._base.tables import first_lines, html_table
 from trocar._base.tensors import Array
@@ -18,10 +19,17 @@ from trocar._export.writers.formats import FORMATS
 from trocar._export.writers.shard_writer import ShardFormat
 from trocar.errors import OutputError
 
+if TYPE_CHECKING:
+    from trocar._analysis.neighbours.metrics import Metric
+    from trocar._analysis.neighbours.neighbours import Neighbours
+    from trocar._request.taps import Tap
+    from trocar._sync.client import Client
+
 _BLOCK_ROWS = 64
 """Rows that an iteration reads at once, where a format has no blocks of its own."""
 
 
+@explained
 def read_features(path: str | os.PathLike[str]) -> "Features":
     """Open an output of `extract_dataset` or `trocar extract --out FOLDER`, complete or not.
 
@@ -37,10 +45,10 @@ def read_features(path: str | os.PathLike[str]) -> "Features":
         OutputError: It is no such folder, or the library of its format is missing.
     """
     root = Path(path)
-    found = manifest.load(root)
-    if found is None:
+    result = manifest.load(root)
+    if result is None:
         raise OutputError(f"{root} has no {manifest.NAME}; it is not an output of `trocar extract`")
-    return Features(root, found)
+    return Features(root, result)
 
 
 class FeatureColumn:
@@ -97,11 +105,16 @@ class FeatureColumn:
         return out
 
     def __iter__(self) -> Iterator[Array]:
+        for block in self.blocks(_BLOCK_ROWS):
+            yield from block
+
+    def blocks(self, rows: int) -> Iterator[Array]:
+        """Yield all rows in order, about so many at once; a row group of Parquet is read whole."""
         first = 0
         for part, end in zip(self.parts, map(int, self._ends), strict=True):
-            step = getattr(part, "block_rows", _BLOCK_ROWS)
+            step = max(rows, getattr(part, "block_rows", 1))
             for start in range(first, end, step):
-                yield from self._between(start, min(start + step, end))
+                yield self._between(start, min(start + step, end))
             first = end
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -152,31 +165,33 @@ class Features(Mapping[str, FeatureColumn]):
         failed: Samples that have no row, with the reason.
         is_done: Whether the run is complete.
         job: Description of the output: model, taps, source, batch, format.
+        expansions: The names of the feature maps that each selector matched.
     """
 
-    def __init__(self, root: Path, found: manifest.Manifest) -> None:
+    def __init__(self, root: Path, outcome: manifest.Manifest) -> None:
         self.root = root
-        self.job = found.job
-        self.is_done = found.is_done
-        self.failed: tuple[Failure, ...] = found.failed
+        self.job = outcome.job
+        self.is_done = outcome.is_done
+        self.failed: tuple[Failure, ...] = outcome.failed
+        self.expansions: Mapping[str, Sequence[str]] = outcome.schema.expansions if outcome.schema else {}
         self.sample_keys: list[str] = []
         self._columns: dict[str, FeatureColumn] = {}
-        if found.schema is None:
+        if outcome.schema is None:
             return
-        format = _format(root, found.job)
-        parts: dict[str, list[Any]] = {column.name: [] for column in found.schema.columns}
-        for shard in found.shards:
+        format = _format(root, outcome.job)
+        parts: dict[str, list[Any]] = {column.name: [] for column in outcome.schema.columns}
+        for shard in outcome.shards:
             if not shard.name:
                 continue
             if not (root / shard.name).exists():
                 raise OutputError(f"{root / shard.name} is gone; run `trocar extract` again with --restart")
-            arrays, keys = _read(root / shard.name, format, found.schema, shard.row_count)
+            arrays, keys = _read(root / shard.name, format, outcome.schema, shard.row_count)
             self.sample_keys += keys
             for name, array in arrays.items():
                 parts[name].append(array)
         self._columns = {
             column.name: (RaggedColumn if column.is_ragged else FeatureColumn)(column, parts[column.name])
-            for column in found.schema.columns
+            for column in outcome.schema.columns
         }
 
     def __getitem__(self, name: str) -> FeatureColumn:
@@ -194,6 +209,90 @@ class Features(Mapping[str, FeatureColumn]):
 
     def __len__(self) -> int:
         return len(self._columns)
+
+    def to_pandas(self, names: str | Sequence[str] | None = None) -> Any:
+        """Return a pandas DataFrame: a row for each sample, a column for each number.
+
+            features.to_pandas("avgpool")        # columns sample, avgpool[0], avgpool[1], ...
+
+        All rows are read into memory; `save` needs a block.
+
+        Args:
+            names: Some of the feature maps; all when None.
+
+        Raises:
+            KeyError: No feature map has this name.
+            ValueError: There are more than 16,384 numbers for a sample, or rows differ in size.
+            MissingExtraError: pandas is missing: pip install "trocar[pandas]".
+        """
+        from trocar._export.feature_blocks import whole_table
+
+        return whole_table(self, names).to_pandas()
+
+    def save(self, path: str | os.PathLike[str], names: str | Sequence[str] | None = None) -> None:
+        """Write the same as one `.csv` or `.parquet` file, block by block.
+
+        Args:
+            path: The file; an existing one is replaced once the new one is complete.
+            names: Some of the feature maps; all when None.
+
+        Raises:
+            KeyError: No feature map has this name.
+            ValueError: The file's name ends in neither, there are more than 16,384 numbers for a sample, or
+                rows differ in size.
+            MissingExtraError: pyarrow is missing, for Parquet: pip install "trocar[pandas]".
+            OSError: The file cannot be written; an existing one is as it was.
+        """
+        from trocar._export.feature_blocks import table_blocks
+        from trocar._result.plain_table import check_table_path, save_blocks
+
+        check_table_path(path)
+        save_blocks(path, table_blocks(self, names))
+
+    def nearest(
+        self,
+        query: Any,
+        k: int = 10,
+        *,
+        at: str | None = None,
+        metric: "Metric" = "cosine",
+        client: "Client | None" = None,
+        tap: "Tap | None" = None,
+    ) -> "Neighbours":
+        """Return the k samples nearest to a query in their features.
+
+            features = trocar.read_features("features/")
+            features.nearest("n01443537/img_17.jpg", k=5)       # near a sample of the folder, itself left out
+            features.nearest(vector, k=5, metric="euclidean")   # features of your own
+            features.nearest("cat.jpg", k=5, client=client)     # an image through the same model and tap
+
+        Exact: every row is compared, in float64, as with faiss' flat indices; of equal distances the row that
+        comes first is the nearer. Rows are read in blocks, so memory does not grow with their number. Values
+        with positions are compared position by position, flattened; extract with `trocar.pool("avg")` to
+        compare what is in a picture rather than where.
+
+        Args:
+            query: Without `client`: the key of a sample or a list of keys, or an array of features, one row
+                or several. With `client`: inputs of the model, as in `Client.extract`.
+            k: How many samples for each query.
+            at: Which feature map; may be left out where the folder has one.
+            metric: "cosine" (distances are 1 - cosine), "euclidean", or "dot": the largest inner products.
+            client: Runs the query through the model of the folder, which must be the same by its digest.
+            tap: The tap of the extraction, to run a query where it had more than a selector.
+
+        Returns:
+            Places, keys and distances, nearest first; prints as a table and draws the samples. Rows with NaN
+            or infinities are left out and named.
+
+        Raises:
+            KeyError: No feature map or sample has this name.
+            ValueError: `k` exceeds the rows, the query is not finite or does not fit, rows differ in size, or
+                the model, its edits or the tap are others than the folder's.
+            TrocarError: As `Client.extract`, with `client`.
+        """
+        from trocar._export.feature_search import search_features  # needs all of the analyses
+
+        return search_features(self, query, k, at, metric, client, tap)
 
     def __repr__(self) -> str:
         state = "" if self.is_done else ", not done"

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trocar._base.delegation import explained
+from trocar._base.replacement import FILE_SUFFIXES, SAFETENSORS
 from trocar._export.decoding import Decoder, client_decoder, keep_encoded
 from trocar._export.description import describe
 from trocar._export.edit_descriptions import names_in
@@ -23,11 +25,11 @@ from trocar._export.writers.formats import FORMATS
 from trocar._extras import need, need_for_source
 from trocar._sources.sample import Source
 from trocar._sources.source_opening import Decode, open_source
-from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, TrocarError
+from trocar.errors import DatasetError, ModelNotLoadedError, OutputError, SourceError, TrocarError
 
 if TYPE_CHECKING:
+    from trocar._base.call_options import Numerics
     from trocar._request.edits import Edit
-    from trocar._request.execution import Numerics
     from trocar._request.taps import Tap
     from trocar._sync.client import Client
 
@@ -70,6 +72,7 @@ class DatasetReport:
     """What the source left out."""
 
 
+@explained
 def extract_dataset(  # noqa: PLR0913 - choices that all have a default
     client: "Client",
     model_id: str,
@@ -148,7 +151,7 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         MissingExtraError: The format, the source or decode="client" needs a library that is not installed;
             nothing was requested of the server or written.
         SourceError: The source, or with on_error="stop" a sample of it, cannot be read.
-        OutputError: `out` has other content, or the feature maps cannot be written as rows.
+        OutputError: `out` has the name of a file or other content, or feature maps cannot be written as rows.
         TrocarError: A call failed; see `Client.extract`. Completed work is kept.
         UnknownEditsError: You have stored no edits of a name in `edits` for the model.
         ValueError: An option is out of range.
@@ -170,6 +173,12 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         max_tokens=max_tokens,
         truncate=truncate,
     )
+    target, is_zarr = Path(out), format == "zarr"
+    known = (*FILE_SUFFIXES, SAFETENSORS) if not is_zarr else {*FILE_SUFFIXES, SAFETENSORS} - {".zarr"}
+    if target.suffix in known and not target.is_dir():
+        raise OutputError(
+            f"{target.name!r} is the name of a file, and a folder of shards is written: {target.stem!r}, say"
+        )
     return extract_dataset_with(None, client, model_id, source, taps, out, options, progress)
 
 
@@ -232,7 +241,8 @@ class _Job:
         model = self._client.model(self._model_id)
         if not model.is_loaded:
             raise ModelNotLoadedError(
-                f"model '{model.model_id}' is {model.state}; load it first: trocar load {model.model_id}"
+                f"model '{model.model_id}' is {model.state}; load it first: "
+                f"trocar admin load {model.model_id}"
             )
         server = self._client.server_info()
         options = self._options
@@ -281,8 +291,8 @@ class _Job:
         self._tell(output, None, total)
         rows = RowMaker(self._client, self._model_id, self._taps, self._options, output)
         try:
-            with self._found(source, output.position, decoder, pool) as found:
-                for outcome in found:
+            with self._found(source, output.position, decoder, pool) as result:
+                for outcome in result:
                     output.append(rows.of(outcome))
                     self._tell(output, outcome.batch.samples[-1].fraction, total)
         except TrocarError as error:
@@ -299,15 +309,15 @@ class _Job:
     ) -> Iterator[Generator[Outcome]]:
         """Yield the batches from a sample on, with their results."""
         if pool is not None:
-            with pool, closing(pool.outcomes(source, start, self._options.limit)) as found:
-                yield found
+            with pool, closing(pool.outcomes(source, start, self._options.limit)) as result:
+                yield result
             return
         limit, numbered = self._options.limit, enumerate(source.samples(start), start)
         wanted = numbered if limit is None else islice(numbered, max(0, limit - start))
         with closing(
             outcomes_of_samples(self._client, self._model_id, wanted, self._taps, self._options, decoder)
-        ) as found:
-            yield found
+        ) as result:
+            yield result
 
     def _tell(self, output: Output, fraction: float | None, total: int | None) -> None:
         done = output.position

@@ -73,7 +73,7 @@ class Manifest:
     def save(self, root: Path) -> None:
         """Write it atomically: after a crash it is either the old or the new one."""
         schema = self.schema.to_json() if self.schema else None
-        found = {
+        result = {
             "format_version": _VERSION,
             "is_done": self.is_done,
             "sample_count": self.sample_count,
@@ -83,7 +83,7 @@ class Manifest:
             "shards": [asdict(shard) for shard in self.shards],
             "failed": [asdict(failure) for failure in self.failed],
         }
-        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
         # A message may hold a path that is no UTF-8: its lone surrogates become JSON's escapes.
         write_file(root / NAME, text.encode("utf-8", "backslashreplace"), is_durable=True)
 
@@ -95,13 +95,13 @@ def load(root: Path) -> Manifest | None:
         OutputError: It cannot be understood.
     """
     try:
-        found = json.loads((root / NAME).read_bytes())
+        result = json.loads((root / NAME).read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
         raise OutputError(f"{root / NAME} is not JSON ({shortened(error)}); choose another --out") from error
     try:
-        return _parsed(found)
+        return _parsed(result)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise OutputError(
             f"{root / NAME} is not a trocar manifest, or one of another version ({shortened(repr(error))}); "
@@ -137,10 +137,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 _MISSING = object()
 
 
-def _parsed(found: Mapping[str, Any]) -> Manifest:
-    if found["format_version"] != _VERSION:
-        raise ValueError(f"format_version {found['format_version']}")
-    shards = tuple(ShardEntry(**shard) for shard in found["shards"])
+def _parsed(outcome: Mapping[str, Any]) -> Manifest:
+    if outcome["format_version"] != _VERSION:
+        raise ValueError(f"format_version {outcome['format_version']}")
+    shards = tuple(ShardEntry(**shard) for shard in outcome["shards"])
     _check_counts(shards)
     for shard in shards:
         # Names in it are used to delete files: only names that this module writes are accepted.
@@ -149,11 +149,11 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
         if any(Path(file).parts[:1] != (shard.name,) or ".." in Path(file).parts for file in shard.files):
             raise ValueError(f"files of shard {shard.name!r}")
     return Manifest(
-        job=dict(found["job"]),
-        schema=Schema.from_json(found["schema"]) if found["schema"] else None,
+        job=dict(outcome["job"]),
+        schema=Schema.from_json(outcome["schema"]) if outcome["schema"] else None,
         shards=shards,
-        failed=tuple(Failure.from_json(failure) for failure in found["failed"]),
-        is_done=bool(found["is_done"]),
+        failed=tuple(Failure.from_json(failure) for failure in outcome["failed"]),
+        is_done=bool(outcome["is_done"]),
     )
 
 

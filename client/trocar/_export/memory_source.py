@@ -54,8 +54,8 @@ def _source(
 
 
 def _digest(parts: list[Any]) -> str:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
+        result.update(len(part).to_bytes(8, "little"))
+        result.update(part)
+    return result.hexdigest()

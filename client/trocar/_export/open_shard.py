@@ -45,13 +45,13 @@ class Failure:
     message: str
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Failure":
+    def from_json(cls, outcome: Mapping[str, Any]) -> "Failure":
         """Read what `asdict` made.
 
         Raises:
             TypeError: It is something else.
         """
-        failure = cls(**found)
+        failure = cls(**outcome)
         texts = (failure.key, failure.reason, failure.message)
         if type(failure.index) is not int or not all(isinstance(text, str) for text in texts):
             raise TypeError("a sample that failed has an index, a key, a reason and a message")
@@ -265,7 +265,7 @@ def _shapes_of(entry: Mapping[str, Any], column: Column, count: int) -> Sequence
 
 
 def remove_open_shard(root: Path) -> None:
-    """Delete a shard in progress; no effect if there is none."""
+    """Delete a shard in progress if it exists."""
     shutil.rmtree(root / FOLDER, ignore_errors=True)
 
 
@@ -290,10 +290,10 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        found = json.loads(line)
+        result = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _check_entry(entry: Mapping[str, Any]) -> None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trocar._sources.source_opening import Decode
+from trocar_api.value_words import not_one_of
 
 if TYPE_CHECKING:
+    from trocar._base.call_options import Numerics
     from trocar._request.edits import Edit
-    from trocar._request.execution import Numerics
 
 FormatName = Literal["safetensors", "zarr", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
@@ -69,9 +70,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, allowed in (("format", FormatName), ("decode", Decode), ("on_error", OnError)):
             if getattr(self, name) not in get_args(allowed):
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not one of {', '.join(get_args(allowed))}"
-                )
+                raise ValueError(f"{name} {not_one_of(getattr(self, name), get_args(allowed))}")
         for name, value in (("batch", self.batch), ("shard_size", self.shard_size), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")

@@ -16,7 +16,7 @@ from trocar._export.writers.shard_writer import ShardContent, ShardFormat
 from trocar.errors import OutputError
 
 _UNFINISHED = re.compile(
-    rf"(features-\d{{5,}}(\.[a-z]+)?|\.?{re.escape(manifest.NAME)}(\.[0-9a-f]{{32}})?){re.escape(PART)}"
+    rf"\.?(features-\d{{5,}}(\.[a-z]+)?|{re.escape(manifest.NAME)})(\.[0-9a-f]{{32}})?{re.escape(PART)}"
 )
 
 
@@ -98,9 +98,8 @@ class Output:
         done = self._shard
         name = f"features-{done.number:05}{self._format.suffix}" if done.keys else ""
         if name and done.schema is not None:
-            part = self.root / (name + PART)
-            self._format.write(part, ShardContent(done.schema, done.arrays(), done.keys))
-            disk.publish(part, self.root / name)
+            # A run that was killed before it recorded the shard may have left one of that name.
+            self._format.write(self.root / name, ShardContent(done.schema, done.arrays(), done.keys))
         files = {
             path.relative_to(self.root).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -156,9 +155,9 @@ def open_output(
 
 def _check_empty(root: Path) -> None:
     # The very first manifest may have been cut short by a kill.
-    found = sorted(path.name for path in root.iterdir() if not _UNFINISHED.fullmatch(path.name))
-    if found:
-        names = ", ".join(found[:3]) + (" and more" if len(found) > 3 else "")
+    result = sorted(path.name for path in root.iterdir() if not _UNFINISHED.fullmatch(path.name))
+    if result:
+        names = ", ".join(result[:3]) + (" and more" if len(result) > 3 else "")
         raise OutputError(f"{root} holds {names}, but no {manifest.NAME}; give an empty or a new folder")
 
 
@@ -173,9 +172,9 @@ def _is_unbegun(root: Path, known: Manifest) -> bool:
 
 
 def _check_same(root: Path, known: Manifest, job: Mapping[str, Any]) -> None:
-    found = manifest.differences(known.job, job)
-    if found:
-        lines = "".join(f"\n  {line}" for line in found)
+    differences = manifest.differences(known.job, job)
+    if differences:
+        lines = "".join(f"\n  {line}" for line in differences)
         raise OutputError(
             f"{root} is the output of a run with other settings; --restart deletes it, another --out "
             f"keeps it:{lines}"

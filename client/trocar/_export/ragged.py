@@ -57,8 +57,8 @@ class RaggedRows:
     @cached_property
     def ends(self) -> Array:
         """Where each row ends in the values."""
-        found: Array = np.cumsum(np.prod(self.shapes, axis=1, dtype=np.int64), dtype=np.int64)
-        return found
+        result: Array = np.cumsum(np.prod(self.shapes, axis=1, dtype=np.int64), dtype=np.int64)
+        return result
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,15 +71,15 @@ class RaggedRows:
     def __getitem__(self, rows: slice) -> Array:
         """Return rows as a NumPy array of objects, each an array of its own."""
         start, stop, _ = rows.indices(len(self))
-        found = np.empty(max(0, stop - start), object)
-        if not found.size:
-            return found
+        result = np.empty(max(0, stop - start), object)
+        if not result.size:
+            return result
         ends = [int(self.ends[start - 1]) if start else 0, *map(int, self.ends[start:stop])]
         values = self.values[ends[0] : ends[-1]]  # one read, where they are on disk
-        for place in range(len(found)):
+        for place in range(len(result)):
             row = np.array(values[ends[place] - ends[0] : ends[place + 1] - ends[0]])
-            found[place] = row.reshape(self.shapes[start + place])
-        return found
+            result[place] = row.reshape(self.shapes[start + place])
+        return result
 
     def stored(self, row_shape: Sequence[int]) -> Array:
         """Return the values as they are stored: (tokens of all rows, ...) where only that size differs."""
@@ -144,14 +144,14 @@ def ragged_axes(
             client.plan(model_id, with_flags(inputs, flags), taps).feature_maps
             for inputs in _two_lengths(client, model_id, maps)
         )
-        found = {name: _differing(short[name].shape, long[name].shape) for name in maps}
+        result = {name: _differing(short[name].shape, long[name].shape) for name in maps}
     except (TrocarError, KeyError):
-        found = {name: _padded(maps, name) for name in maps}
-    return {name: axes for name, axes in {**found, **counted}.items() if axes}
+        result = {name: _padded(maps, name) for name in maps}
+    return {name: axes for name, axes in {**result, **counted}.items() if axes}
 
 
 def kinds_of(client: "Client", model_id: str) -> "Callable[[Loaded], object]":
-    """Return the function that tells which samples may share a batch: those of equal results.
+    """Return the batching key of a sample; samples with equal keys may share a batch.
 
     Clips of any lengths may if the model takes windows of one length, which is asked with the first clip.
     """

@@ -77,7 +77,7 @@ class Chunk:
 
 
 class Reader:
-    """An actor: reads samples, sends them, returns what came back.
+    """An actor: reads samples, sends them, returns the results.
 
     Args:
         work: What to do.
@@ -105,19 +105,19 @@ class Reader:
         self._client = Client(work.connection)
 
     def chunk(self, start: int, count: int) -> Chunk:
-        """Extract samples; a failed call is part of the result, behind what came before it."""
+        """Extract samples; a failed call is part of the result, behind the results before it."""
         if self._problem is not None:
             return Chunk([], self._problem)
-        work, found = self._work, list[Outcome]()
+        work, result = self._work, list[Outcome]()
         numbered = islice(enumerate(self._source.samples(start), start), count)
         try:
             for outcome in outcomes_of_samples(
                 self._client, work.model_id, numbered, work.taps, work.options, self._decoder
             ):
-                found.append(_light(outcome))
+                result.append(_light(outcome))
         except TrocarError as error:
-            return Chunk(found, error)
-        return Chunk(found)
+            return Chunk(result, error)
+        return Chunk(result)
 
 
 class RayPool:

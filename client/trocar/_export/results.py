@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trocar._base.call_options import AS_CONNECTED, CallOptions
 from trocar._export import sample_batches as cutting
 from trocar._export.decoding import Decoder, Loaded, load
 from trocar._export.options import Options
@@ -25,7 +26,6 @@ from trocar.errors import (
 
 if TYPE_CHECKING:
     from trocar._request.edits import Edit
-    from trocar._request.execution import Numerics
     from trocar._request.taps import Tap
     from trocar._result.feature_maps import FeatureMaps
     from trocar._sync.client import Client
@@ -60,8 +60,7 @@ def outcomes(  # noqa: PLR0913 - the options of a pass
     taps: "Sequence[str | Tap]",
     *,
     edits: "Sequence[str | Edit]" = (),
-    timeout_s: float | None = None,
-    numerics: "Numerics | None" = None,
+    how: CallOptions = AS_CONNECTED,
     adapter: str = "",
     flags: Mapping[str, bool | int | str] = NO_FLAGS,
     at_end: "Callable[[ExtractStream], None] | None" = None,
@@ -74,8 +73,7 @@ def outcomes(  # noqa: PLR0913 - the options of a pass
         batches: Batches to send.
         taps: Values to collect.
         edits: Edits of every pass.
-        timeout_s: How long one batch may take, in seconds; the client's timeout when None.
-        numerics: The loosest numbers that will do; the model's default when None.
+        how: Options of the calls.
         adapter: The caller's LoRA adapter that every pass runs with.
         flags: Flags of the forward, by name.
         at_end: Called with the stream after its last result; the statistics are then over all of it.
@@ -87,7 +85,7 @@ def outcomes(  # noqa: PLR0913 - the options of a pass
     under_way: deque[_UnderWay] = deque()
     failures: list[BaseException] = []
     inputs = (with_flags(each, flags) for each in _inputs(batches, under_way, failures))
-    options = {"edits": edits, "numerics": numerics, "timeout_s": timeout_s, "adapter": adapter}
+    options = {"edits": edits, "options": how, "adapter": adapter}
     results = _results(client, model_id, inputs, taps, options, at_end)
     for result in _named(results, under_way):
         while not (entry := under_way.popleft()).is_sent:
@@ -131,8 +129,7 @@ def outcomes_of_samples(
             cutting.cut(loaded, options.batch, kinds_of(client, model_id)),
             taps,
             edits=options.edits,
-            numerics=options.numerics,
-            timeout_s=options.timeout_s,
+            how=CallOptions(numerics=options.numerics, timeout_s=options.timeout_s),
             adapter=options.adapter,
             flags=options.flags,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 
+from trocar._base.call_options import CallOptions
 from trocar._base.tensors import Array
 from trocar._export import sample_batches as cutting
 from trocar._export.decoding import Loaded
@@ -109,8 +110,7 @@ class RowMaker:
                     with_flags(cutting.inputs([sample]), self._options.flags),
                     self._taps,
                     edits=self._options.edits,
-                    numerics=self._options.numerics,
-                    timeout_s=self._options.timeout_s,
+                    options=CallOptions(numerics=self._options.numerics, timeout_s=self._options.timeout_s),
                     adapter=self._options.adapter,
                 )
             except FAULTS_OF_DATA as error:
@@ -118,8 +118,8 @@ class RowMaker:
                 continue
             except TrocarError as error:
                 _stop(error, Batch([sample]))
-            found, misfits = self._fitting([sample], maps)
-            parts += found
+            result, misfits = self._fitting([sample], maps)
+            parts += result
             failed += misfits
         return parts, failed
 
@@ -145,9 +145,9 @@ def _stop(error: Exception, batch: Batch) -> NoReturn:
 
 def _name_image(error: TrocarError, batch: Batch) -> None:
     """Add the sample's key to a server's error about "image 3", "text 3" or "clip 3"."""
-    found = _SAMPLE.match(str(error))
-    if found and int(found[2]) < len(batch.readable):
-        error.add_note(f"{found[1]} {found[2]} is {batch.readable[int(found[2])].key}")
+    match = _SAMPLE.match(str(error))
+    if match and int(match[2]) < len(batch.readable):
+        error.add_note(f"{match[1]} {match[2]} is {batch.readable[int(match[2])].key}")
 
 
 def _failure(sample: Loaded, error: Exception) -> Failure:

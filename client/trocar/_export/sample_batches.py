@@ -90,16 +90,16 @@ def inputs(samples: Sequence[Loaded]) -> Inputs:
         return Audio(tuple(clip for value in values if isinstance(value, Audio) for clip in value.clips))
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     if len({(array.ndim, str(array.dtype)) for array in arrays}) > 1:
-        found = few(list(dict.fromkeys(f"{array.shape} {array.dtype}" for array in arrays)))
-        raise SourceError(f"the arrays of a batch must have one shape and dtype, not {found}; use --batch 1")
+        result = few(list(dict.fromkeys(f"{array.shape} {array.dtype}" for array in arrays)))
+        raise SourceError(f"the arrays of a batch must have one shape and dtype, not {result}; use --batch 1")
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
 
 
 def _stacked(values: Sequence[Value]) -> Inputs:
     try:
-        found: Inputs = stacked(values)
+        result: Inputs = stacked(values)
     except ValueError as error:
         raise SourceError(
             f"the dictionaries of a batch hold different arrays: {error}; use --batch 1"
         ) from None
-    return found
+    return result

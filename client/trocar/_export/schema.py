@@ -66,16 +66,16 @@ class Schema:
         return {"model_id": self.model_id, "expansions": self.expansions, "columns": columns}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Schema":
+    def from_json(cls, result: Mapping[str, Any]) -> "Schema":
         """Load a schema written by `to_json`.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: It was not written by `to_json`.
         """
-        columns = tuple(_column(entry) for entry in found["columns"])
-        if not isinstance(found["model_id"], str) or not isinstance(found["expansions"], Mapping):
+        columns = tuple(_column(entry) for entry in result["columns"])
+        if not isinstance(result["model_id"], str) or not isinstance(result["expansions"], Mapping):
             raise TypeError("a schema has a model_id and expansions")
-        return cls(found["model_id"], columns, found["expansions"])
+        return cls(result["model_id"], columns, result["expansions"])
 
     def mismatch(self, arrays: Mapping[str, Array]) -> str | None:
         """Return the reason why rows do not fit; None if they do."""
@@ -120,7 +120,7 @@ def schema_of(maps: "FeatureMaps", ragged: Mapping[str, Sequence[int]] = Mapping
                 f"'{name}': the scale of int8 is another one in each batch; cast to float16 instead"
             )
         # Positions of tokens are those of one batch.
-        info = {**asdict(maps.info[name]), "token_positions": ()}
+        info = {**asdict(maps.info[name]), "token_positions": (), "token_texts": {}}
         del info["shape"]
         shape = tuple(ANY if axis in ragged.get(name, ()) else n for axis, n in enumerate(rows.shape[1:]))
         if ANY in shape and name + SHAPES in maps:
@@ -145,9 +145,9 @@ def check_rows(arrays: Mapping[str, Array], count: int) -> None:
             )
 
 
-def _column(found: Mapping[str, Any]) -> Column:
+def _column(result: Mapping[str, Any]) -> Column:
     """Check a column that was read: stems name files, and shapes say how many bytes of one are a row."""
-    name, dtype, shape, stem, info = (found[key] for key in ("name", "dtype", "row_shape", "stem", "info"))
+    name, dtype, shape, stem, info = (result[key] for key in ("name", "dtype", "row_shape", "stem", "info"))
     if not isinstance(name, str) or not isinstance(info, Mapping) or dtype not in _DTYPES:
         raise ValueError(f"column {shortened(name)} of {shortened(dtype)}")
     if not isinstance(stem, str) or not stem or "/" in stem or "\\" in stem or stem in (".", ".."):

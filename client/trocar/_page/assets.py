@@ -25,12 +25,12 @@ class Asset:
 
 def read_assets() -> dict[str, Asset]:
     """Return the files by their path in the page's address."""
-    found = {}
+    result = {}
     for entry in files("trocar._page").joinpath("static").iterdir():
         suffix = "." + entry.name.rpartition(".")[2]
         if suffix in _TYPES:
             content = entry.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[f"/{entry.name}"] = Asset(content, _TYPES[suffix], etag)
-    found["/"] = found["/index.html"]
-    return found
+            result[f"/{entry.name}"] = Asset(content, _TYPES[suffix], etag)
+    result["/"] = result["/index.html"]
+    return result

@@ -5,7 +5,8 @@ scopes, quotas, limits and fairness are those of every other client.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,9 +40,20 @@ BODY_TIMEOUT_S = 20.0
 REPLY_TIMEOUT_S = 60.0
 """How long a browser may leave the next part of a reply unread."""
 
+MIN_BODY_RATE = 16 << 10
+"""Bytes in a second, on average over `BODY_TIMEOUT_S`, below which a request is ended, as in a server."""
+
 _CALL_TIMEOUT_S = 600.0
 _SERVICES = ("trocar_api.v1.", "grpc.health.v1.Health")
 _FORWARDED = (b"authorization", b"x-request-id")
+_ONCE = frozenset(
+    {
+        *(b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"),
+        *(b"content-type", b"content-length"),
+        *_FORWARDED,
+    }
+)
+"""Headers that decide who calls and what; given twice, proxies and servers read them otherwise."""
 _UNFORWARDED_TRAILERS = ("grpc-status", "grpc-message")
 
 _SECURITY_HEADERS = (
@@ -86,16 +98,20 @@ class Gateway:
         # Other protocols (websocket) end here: the HTTP server refuses what is not accepted.
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"].startswith("2"):  # Hypercorn (0.18) takes it in plain text, too
+            return await _send_text(send, 505, "the page speaks HTTP/1.1")
+        twice = _repeated(scope["headers"])
+        if twice:
+            return await _send_text(send, 400, f"the header {twice} is given twice")
         headers: dict[bytes, bytes] = dict(scope["headers"])
         refusal = self._origins.refusal(scope["method"], headers)
         if refusal is not None:
-            await _send_text(send, 403, refusal)
-        elif scope["method"] in ("GET", "HEAD"):
-            await self._send_asset(scope, headers, send)
-        elif scope["method"] == "POST":
-            await self._forward(scope["path"], headers, receive, send)
-        else:
-            await _send_text(send, 405, "the page takes GET, HEAD and POST")
+            return await _send_text(send, 403, refusal)
+        if scope["method"] in ("GET", "HEAD"):
+            return await self._send_asset(scope, headers, send)
+        if scope["method"] == "POST":
+            return await self._forward(scope["path"], headers, receive, send)
+        return await _send_text(send, 405, "the page takes GET, HEAD and POST")
 
     async def _send_asset(self, scope: Scope, headers: Mapping[bytes, bytes], send: Send) -> None:
         asset = self._assets.get(scope["path"])
@@ -118,6 +134,10 @@ class Gateway:
             return await _send_text(send, 404, "there is no such method")
         if int(headers.get(b"content-length", b"0") or b"0") > MAX_BODY_BYTES:
             return await _send_text(send, 413, f"a request has at most {MAX_BODY_BYTES} bytes")
+        wrong = _unsendable(headers)
+        if wrong:
+            allowed = "letters without accents, digits and signs"
+            return await _send_text(send, 400, f"the header {wrong} may have {allowed} only")
         if len(self._calls) >= MAX_CALLS:
             busy = trailers_frame(
                 grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], f"the page has {MAX_CALLS} calls under way"
@@ -184,9 +204,11 @@ class _Call:
 
     async def _parts(self) -> AsyncIterator[bytes]:
         count, is_more = 0, True
+        pace = _Pace()
         while is_more:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                event = await self._receive()
+            with pace:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise FramingError("the request was not finished")
             part: bytes = event.get("body", b"")
@@ -194,6 +216,8 @@ class _Call:
             if count > MAX_BODY_BYTES:
                 raise FramingError(f"a request has at most {MAX_BODY_BYTES} bytes")
             is_more = event.get("more_body", False)
+            if is_more:
+                pace.check(len(part))
             yield part
 
     async def _cancel_when_gone(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
@@ -226,6 +250,48 @@ class _Call:
             trailers = _shown(error.trailing_metadata())
             return trailers_frame(error.code().value[0], error.details() or "", trailers)
         return trailers_frame(0, "", _shown(await call.trailing_metadata()))
+
+
+class _Pace:
+    """The pace of a request: its bytes, and the time for which they were waited for, as its context."""
+
+    def __init__(self) -> None:
+        self._waited_s, self._byte_count, self._began_s = 0.0, 0, 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._waited_s += time.monotonic() - self._began_s
+
+    def check(self, byte_count: int) -> None:
+        """Count the bytes of a part, and refuse a request that comes drop by drop.
+
+        Raises:
+            FramingError: It came too slowly since the last check that looked.
+        """
+        self._byte_count += byte_count
+        if self._waited_s < BODY_TIMEOUT_S:
+            return
+        if self._byte_count < MIN_BODY_RATE * self._waited_s:
+            raise FramingError(f"the request comes at less than {MIN_BODY_RATE:,} bytes a second")
+        self._waited_s, self._byte_count = 0.0, 0
+
+
+def _repeated(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return a header that may be given once, and is given twice; empty if none is."""
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in _ONCE and name in seen:
+            return name.decode("latin-1")
+        seen.add(name)
+    return ""
+
+
+def _unsendable(headers: Mapping[bytes, bytes]) -> str:
+    """Return a header that is passed on, and that gRPC would refuse as metadata; empty if none is."""
+    texts = {key.decode(): headers.get(key, b"").decode("latin-1") for key in _FORWARDED}
+    return next((key for key, text in texts.items() if not (text.isascii() and text.isprintable())), "")
 
 
 def _metadata(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:

@@ -1,5 +1,6 @@
 """Serving the page over HTTP."""
 
+import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -71,7 +72,18 @@ def listen(address: PageAddress) -> socket.socket:
         OSError: It is in use, or the host is no address of this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family)
+    try:
+        return socket.create_server((address.host, address.port), family=family)
+    except OSError as error:
+        problem = {
+            errno.EADDRINUSE: f"port {address.port} of {address.host} is in use; choose another for the page",
+            errno.EADDRNOTAVAIL: f"{address.host} is not an address of this machine",
+        }.get(error.errno or 0)
+        if error.errno in (socket.EAI_NONAME, socket.EAI_AGAIN):
+            problem = f"no host is called {address.host!r}"
+        if problem is None:
+            raise
+        raise OSError(error.errno, problem) from None
 
 
 async def serve_page(
@@ -99,6 +111,7 @@ async def serve_page(
     config = Config()
     config.bind = [f"fd://{listener.detach()}"]  # Hypercorn closes it
     config.alpn_protocols = ["http/1.1"]
+    config.h2_max_concurrent_streams = 1  # in plain text it cannot be turned off; the gateway refuses it
     config.keep_alive_timeout = HEADER_TIMEOUT_S
     config.h11_max_incomplete_size = _MAX_HEADER_BYTES
     config.include_server_header = False
@@ -136,7 +149,8 @@ def _check_certificate(certificate: str | PathLike[str], key: str | PathLike[str
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
     except OSError as error:  # ssl's errors are of this kind, too
-        why = error.strerror or type(error).__name__
+        is_of_openssl = isinstance(error, ssl.SSLError)  # whose text is of its source
+        why = "they cannot be read" if is_of_openssl else error.strerror or type(error).__name__
         raise ValueError(
             f"the page cannot use {fspath(certificate)!r} and {fspath(key)!r}: {why}; both are PEM files "
             "that belong together, the key without a password"

@@ -18,8 +18,8 @@ def chat_entry(messages: Sequence[Any]) -> tuple[pb.TextEntry, tuple[Any, ...]]:
         TypeError: Something is no message, or no part of one.
     """
     images: list[Any] = []
-    found = [_message(message, images) for message in messages]
-    return pb.TextEntry(chat=pb.Chat(messages=found)), tuple(images)
+    result = [_message(message, images) for message in messages]
+    return pb.TextEntry(chat=pb.Chat(messages=result)), tuple(images)
 
 
 def refuse_missing_images(images: Sequence[Sequence[Any]]) -> None:

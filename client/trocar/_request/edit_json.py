@@ -4,17 +4,20 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from trocar._base.delegation import explained
 from trocar._base.names import name_hint
 from trocar._request.edit_operations import COMMON_OPTIONS, OPERATIONS, EditOperation, operation_options
 from trocar._request.edits import Edit, edit
 from trocar._request.positions import TextSpan, span
 from trocar._request.reductions import ROLES
-from trocar._request.stored_edits import check_edits_name
+from trocar._request.stored.stored_edits import check_edits_name
+from trocar._request.text_positions import TextPositions, positions
 
 _AXES = ("channels", "samples", "tokens")
 _SWAPPED_AT = {"from": "at"}  # `at` is where the edit is
 
 
+@explained
 def edits_from_json(text: str | bytes) -> list[Edit | str]:
     """Read edits from a JSON text: one edit or a list of them.
 
@@ -33,14 +36,14 @@ def edits_from_json(text: str | bytes) -> list[Edit | str]:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(entries, list):
         return [_edit(entries)]
-    found: list[Edit | str] = []
+    result: list[Edit | str] = []
     for number, entry in enumerate(entries):
         try:
-            found.append(_edit(entry))
+            result.append(_edit(entry))
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"edit {number} of the list: {error}") from error
-    return found
+    return result
 
 
 def edit_from_mapping(mapping: Mapping[str, Any]) -> Edit:
@@ -62,6 +65,8 @@ def edit_from_mapping(mapping: Mapping[str, Any]) -> Edit:
         if isinstance(options.get(axis), str) and not (axis == "tokens" and options[axis] in ROLES):
             options[axis] = _slice(axis, options[axis])
     options.update({"tokens": _tokens(options["tokens"])} if "tokens" in options else {})
+    if "positions" in options:
+        options["positions"] = _text_positions(options["positions"])
     if "index" in options:
         options["index"] = _index(options["index"])
     checked = cast("EditOperation", operation)  # `edit` refuses a name that it does not know
@@ -98,6 +103,25 @@ def _span(written: Mapping[str, Any]) -> TextSpan:
     raise TypeError(
         f'a span is {{"text": "cat"}}, {{"characters": [4, 9]}} or {{"role": "user"}}, not {dict(written)!r}'
     )
+
+
+_CLAUSES = ("prompt", "generated", "spans", "roles", "token_ids", "but_not")
+
+
+def _text_positions(written: object) -> TextPositions:
+    """Return the positions of a mapping, with the arguments of `trocar.positions`."""
+    if not isinstance(written, Mapping) or not set(written) <= set(_CLAUSES):
+        raise TypeError(f'positions are for example {{"prompt": [-1], "generated": "0:8"}}, not {written!r}')
+    clauses: dict[str, Any] = dict(written)
+    for name in ("prompt", "generated"):
+        if isinstance(clauses.get(name), str) and clauses[name] != "all":
+            clauses[name] = _slice(name, clauses[name])
+    if "spans" in clauses:
+        listed = clauses["spans"] if isinstance(clauses["spans"], list) else [clauses["spans"]]
+        clauses["spans"] = [_span(each) if isinstance(each, Mapping) else each for each in listed]
+    if "but_not" in clauses:
+        clauses["but_not"] = _text_positions(clauses["but_not"])
+    return positions(**clauses)
 
 
 def json_name(option: str) -> str:

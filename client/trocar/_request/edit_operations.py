@@ -19,6 +19,7 @@ from trocar._request.operands import (
     tensor,
     text,
 )
+from trocar._request.stored.direction_fits import check_direction_name
 from trocar_api.enums import numbers
 from trocar_api.v1 import edit_pb2 as pb
 from trocar_api.v1 import tensor_pb2
@@ -39,6 +40,7 @@ EditOperation: TypeAlias = Literal[
     "swap",
     "add_input",
     "steer",
+    "cap",
     "project_out",
     "project_onto",
     "top_k",
@@ -55,6 +57,9 @@ NOISE_KINDS = numbers(pb.NoiseKind)
 
 NORM_SCOPES = numbers(pb.NormScope)
 """Wire scope of norms by name."""
+
+DIRECTION_UNITS = numbers(pb.DirectionUnits)
+"""Wire units of edits with stored directions by name."""
 
 CAST_DTYPES: dict[str, tensor_pb2.Dtype.ValueType] = {
     "float16": tensor_pb2.DTYPE_FLOAT16,
@@ -90,13 +95,22 @@ def _affine(scale: OperandLike = 1.0, shift: OperandLike = 0.0) -> Built:
 
 
 def _clamp(low: float | None = None, high: float | None = None) -> Built:
+    return pb.Edit(clamp=pb.ClampEdit(**_limits("clamp", low, high))), ()
+
+
+def _limits(operation: str, low: float | None, high: float | None) -> dict[str, float]:
+    """Return the given limits by name.
+
+    Raises:
+        ValueError: There are none, or they are in the wrong order.
+    """
     ends = {"low": low, "high": high}
-    numbers = {name: number(f"clamp: {name}", end) for name, end in ends.items() if end is not None}
+    numbers = {name: number(f"{operation}: {name}", end) for name, end in ends.items() if end is not None}
     if not numbers:
-        raise ValueError("clamp needs low, high or both")
+        raise ValueError(f"{operation} needs low, high or both")
     if len(numbers) == 2 and numbers["low"] > numbers["high"]:
-        raise ValueError(f"clamp: low {numbers['low']} is above high {numbers['high']}")
-    return pb.Edit(clamp=pb.ClampEdit(**numbers)), ()
+        raise ValueError(f"{operation}: low {numbers['low']} is above high {numbers['high']}")
+    return numbers
 
 
 def _noise(scale: float, kind: str = "gaussian", seed: int = 0) -> Built:
@@ -133,17 +147,60 @@ def _add_input() -> Built:
     return pb.Edit(add_input=pb.AddInputEdit()), ()
 
 
-def _steer(direction: OperandLike, alpha: float = 1.0, keep_norm: bool = False) -> Built:
+def _steer(
+    direction: OperandLike | str,
+    alpha: float = 1.0,
+    keep_norm: bool = False,
+    units: str = "raw",
+    relative: bool = False,
+) -> Built:
+    if isinstance(direction, str):
+        steer = pb.DirectionSteer(
+            alpha=number("steer: alpha", alpha),
+            keeps_norm=flag("steer: keep_norm", keep_norm),
+            is_relative=flag("steer: relative", relative),
+        )
+        return _along(direction, units, steer=steer)
+    _check_raw("steer", units)
     sent = tensor("steer: direction", direction, ranks=(1, 2))
     message = pb.SteerEdit(
         direction=spec(sent),
         alpha=number("steer: alpha", alpha),
         keeps_norm=flag("steer: keep_norm", keep_norm),
+        is_relative=flag("steer: relative", relative),
     )
     return pb.Edit(steer=message), (sent,)
 
 
-def _project_out(basis: OperandLike) -> Built:
+def _cap(
+    direction: OperandLike | str, low: float | None = None, high: float | None = None, units: str = "raw"
+) -> Built:
+    limits = _limits("cap", low, high)
+    if isinstance(direction, str):
+        return _along(direction, units, cap=pb.DirectionCap(**limits))
+    _check_raw("cap", units)
+    sent = tensor("cap: direction", direction, ranks=(1, 2))
+    return pb.Edit(cap=pb.CapEdit(direction=spec(sent), **limits)), (sent,)
+
+
+def _along(name: str, units: str, **kind: Any) -> Built:
+    """Return an edit with a stored direction."""
+    unit = DIRECTION_UNITS[one_of("units", units, DIRECTION_UNITS)]
+    return pb.Edit(direction=pb.DirectionEdit(name=check_direction_name(name), units=unit, **kind)), ()
+
+
+def _check_raw(name: str, units: str) -> None:
+    """Refuse units of an array, whose place nothing is known of."""
+    one_of("units", units, DIRECTION_UNITS)
+    if units != "raw":
+        raise ValueError(
+            f"{name}: units={units!r} is for stored directions, by name; scale the array instead"
+        )
+
+
+def _project_out(basis: OperandLike | str) -> Built:
+    if isinstance(basis, str):
+        return _along(basis, "raw", project_out=True)
     message, tensors = _basis("project_out", basis)
     return pb.Edit(project_out=message), tensors
 
@@ -208,6 +265,7 @@ OPERATIONS: dict[str, Callable[..., Built]] = {
     "swap": _swap,
     "add_input": _add_input,
     "steer": _steer,
+    "cap": _cap,
     "project_out": _project_out,
     "project_onto": _project_onto,
     "top_k": _top_k,
@@ -220,7 +278,7 @@ OPERATIONS: dict[str, Callable[..., Built]] = {
 """What makes an operation's message, by its name on the wire."""
 
 
-COMMON_OPTIONS = ("channels", "samples", "tokens", "index", "mask", "order", "channel_dim")
+COMMON_OPTIONS = ("channels", "samples", "tokens", "index", "mask", "positions", "order", "channel_dim")
 """What every edit can say."""
 
 
@@ -261,10 +319,10 @@ def _form(name: str) -> str:
 
 
 def _not_negative(label: str, value: object) -> float:
-    found = number(label, value)
-    if found < 0:
-        raise ValueError(f"{label} is {found}; it must be at least 0")
-    return found
+    result = number(label, value)
+    if result < 0:
+        raise ValueError(f"{label} is {result}; it must be at least 0")
+    return result
 
 
 def _basis(name: str, basis: OperandLike) -> tuple[pb.ProjectEdit, tuple[WireTensor, ...]]:

@@ -1,5 +1,6 @@
 """Edit texts: the arguments of `trocar.edit`, read back from the message."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -7,7 +8,7 @@ from google.protobuf.message import Message
 
 from trocar._base.tensors import DTYPE_NAMES
 from trocar_api.v1 import edit_pb2 as pb
-from trocar_api.v1 import reduction_pb2, tap_pb2, tensor_pb2
+from trocar_api.v1 import position_pb2, reduction_pb2, tap_pb2, tensor_pb2
 
 _MOST_POSITIONS = 8
 
@@ -15,6 +16,7 @@ _OPTION_NAMES = {
     "keeps_norm": "keep_norm",
     "is_absolute": "absolute",
     "is_exact": "exact",
+    "is_relative": "relative",
     "selector": "at",
 }
 """Names of options that differ from the wire's."""
@@ -36,14 +38,66 @@ def edit_text(message: pb.Edit) -> str:
         return repr(message.stored)
     if kind is None:
         return f"edit({message.selector!r}, an operation that this client does not know)"
-    words = [repr(message.selector or _path(message.parts)), repr(kind)]
-    words += _operation_words(getattr(message, kind))
+    words = [repr(message.selector or _path(message.parts))]
+    if kind == "direction":
+        words += _direction_words(message.direction)
+    else:
+        words += [repr(kind), *_operation_words(getattr(message, kind))]
     words += _region_words(message.region)
+    if message.HasField("positions"):
+        words.append(f"positions={positions_text(message.positions)}")
     if message.order == pb.EDIT_ORDER_AFTER_TAPS:
         words.append("order='after'")
     if message.HasField("channel_dim"):
         words.append(f"channel_dim={message.channel_dim}")
     return f"edit({', '.join(words)})"
+
+
+def positions_text(message: position_pb2.Positions) -> str:
+    """Return positions of texts as they would be written, for example `trocar.positions(prompt=[-1])`."""
+    words = [
+        f"{name}={_set_text(getattr(message, name))}"
+        for name in ("prompt", "generated")
+        if message.HasField(name)
+    ]
+    if message.spans:
+        shown = ", ".join(_span_text(each, False) for each in message.spans[:_MOST_POSITIONS])
+        words.append(f"spans=[{shown}{_more(len(message.spans))}]")
+    if message.token_ids:
+        words.append(f"token_ids={_numbers_text(message.token_ids)}")
+    if message.HasField("but_not"):
+        words.append(f"but_not={positions_text(message.but_not)}")
+    if message.HasField("when"):
+        words.append(f"when={_gate_text(message.when)}")
+    return f"trocar.positions({', '.join(words)})"
+
+
+def _gate_text(gate: position_pb2.Gate) -> str:
+    words = [repr(gate.direction), *([repr(gate.place)] if gate.place else [])]
+    words += [f"{end}={getattr(gate, end)!r}" for end in ("above", "below") if gate.HasField(end)]
+    return f"trocar.gate({', '.join(words)})"
+
+
+def _set_text(chosen: position_pb2.PositionSet) -> str:
+    kind = chosen.WhichOneof("kind")
+    if kind == "list":
+        return _numbers_text(chosen.list.positions)
+    if kind != "range":
+        return "'all'"
+    bounds = [
+        repr(getattr(chosen.range, name)) if chosen.range.HasField(name) else "None"
+        for name in ("start", "stop", "step")
+    ]
+    return f"slice({', '.join(bounds)})"
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MOST_POSITIONS]))
+    return f"[{shown}{_more(len(numbers))}]"
+
+
+def _more(count: int) -> str:
+    return f", ... {count - _MOST_POSITIONS:,} more" if count > _MOST_POSITIONS else ""
 
 
 def index_text(index: reduction_pb2.IndexReduction) -> str:
@@ -54,6 +108,16 @@ def index_text(index: reduction_pb2.IndexReduction) -> str:
 def tensor_text(spec: tensor_pb2.TensorSpec) -> str:
     """Return dtype and shape of an array, for example `<float32 (512,)>`."""
     return f"<{DTYPE_NAMES.get(spec.dtype, 'unknown')} {tuple(spec.shape)}>"
+
+
+def _direction_words(direction: pb.DirectionEdit) -> list[str]:
+    """Return operation, name and options of an edit with a stored direction."""
+    kind = direction.WhichOneof("kind")
+    words = [repr(kind), repr(direction.name)]
+    if kind in ("steer", "cap"):
+        words += _operation_words(getattr(direction, kind))
+        words += ["units='norm'"] if direction.units == pb.DIRECTION_UNITS_NORM else []
+    return words
 
 
 def _operation_words(operation: Message) -> list[str]:
@@ -100,11 +164,8 @@ def _region_words(region: pb.EditRegion) -> list[str]:
 
 
 def _spans_text(wanted: reduction_pb2.SpanReduction) -> str:
-    found = [_span_text(span, wanted.is_decoder) for span in wanted.spans[:_MOST_POSITIONS]]
-    more = len(wanted.spans) - len(found)
-    if more:
-        return f"[{', '.join(found)}, ... {more:,} more]"
-    return found[0] if len(found) == 1 else f"[{', '.join(found)}]"
+    result = [_span_text(span, wanted.is_decoder) for span in wanted.spans[:_MOST_POSITIONS]]
+    return result[0] if len(result) == 1 else f"[{', '.join(result)}{_more(len(wanted.spans))}]"
 
 
 def _span_text(span: reduction_pb2.TextSpan, is_decoder: bool) -> str:
@@ -116,9 +177,7 @@ def _span_text(span: reduction_pb2.TextSpan, is_decoder: bool) -> str:
 
 
 def _positions(take: reduction_pb2.TakeReduction) -> str:
-    shown = ", ".join(map(str, take.positions[:_MOST_POSITIONS]))
-    more = len(take.positions) - _MOST_POSITIONS
-    return f"[{shown}, ... {more:,} more]" if more > 0 else f"[{shown}]"
+    return _numbers_text(take.positions)
 
 
 def _item_text(item: reduction_pb2.IndexItem) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
+from trocar._base.delegation import explained
 from trocar._base.tensors import WireTensor
 from trocar._request.edit_operations import EditOperation, build_operation
 from trocar._request.edit_texts import edit_text
@@ -21,8 +22,10 @@ from trocar._request.positions import (
     wire_spans,
 )
 from trocar._request.reductions import AXES, ROLES
+from trocar._request.text_positions import TextPositions
 from trocar_api.v1 import edit_pb2 as pb
 from trocar_api.v1 import reduction_pb2
+from trocar_api.value_words import not_one_of
 
 EditOrder = Literal["before", "after"]
 
@@ -34,7 +37,9 @@ _ORDERS: dict[str, pb.EditOrder.ValueType] = {
     "after": pb.EDIT_ORDER_AFTER_TAPS,
 }
 
-_USING_CHANNELS = frozenset(("mean_ablate", "steer", "project_out", "project_onto", "top_k", "normalise"))
+_USING_CHANNELS = frozenset(
+    ("mean_ablate", "steer", "cap", "project_out", "project_onto", "top_k", "normalise")
+)
 """The operations that look at the channels of the value."""
 
 
@@ -62,10 +67,11 @@ class Edit:
 
         Args:
             mapping: `at`, the selector, `op`, the operation, and the operation's options by name; `channels`,
-                `samples`, `tokens`, `index`, `mask`, `order` and `channel_dim` as for `edit`. Positions are a
-                number, a list or a text such as "2:8"; `tokens` also a span, {"text": "cat"},
-                {"characters": [4, 9]} or {"role": "user"}, or a list of these; an index is a text such as
-                ":, 3:8"; arrays are lists. The option `at` of a swap is `from` here.
+                `samples`, `tokens`, `index`, `mask`, `positions`, `order` and `channel_dim` as for `edit`.
+                Positions are a number, a list or a text such as "2:8"; `tokens` also a span,
+                {"text": "cat"}, {"characters": [4, 9]} or {"role": "user"}, or a list of these; `positions=`
+                is a mapping with the arguments of `trocar.positions`; an index is a text such as ":, 3:8";
+                arrays are lists. The option `at` of a swap is `from` here.
 
         Raises:
             TypeError: A key is unknown or missing, or a value is of the wrong type.
@@ -84,6 +90,7 @@ class Edit:
         return [tensor.payload for tensor in self.tensors]
 
 
+@explained
 def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     selector: str,
     operation: EditOperation,
@@ -94,6 +101,7 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     tokens: EditTokens | None = None,
     index: IndexExpression | None = None,
     mask: ArrayLike | Numbers | None = None,
+    positions: TextPositions | None = None,
     order: EditOrder = "before",
     channel_dim: int | None = None,
     **options: Any,
@@ -119,10 +127,13 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     - `swap(source=None, at=None)`: the value of a pass on other inputs, or of this pass from an earlier
       place.
     - `add_input()`: output + input of the same call.
-    - `steer(direction, alpha=1, keep_norm=False)`: x + alpha * direction along the channels; (channels,) or
-      (batch, channels).
+    - `steer(direction, alpha=1, keep_norm=False, units="raw", relative=False)`: x + alpha * direction along
+      the channels; (channels,) or (batch, channels), or the name of a stored direction. With units="norm"
+      alpha is in mean norms of the value at its place; relative: in norms of each vector itself.
+    - `cap(direction, low=None, high=None, units="raw")`: the component along a direction limited to a range;
+      the direction as for `steer`.
     - `project_out(basis)`, `project_onto(basis)`: x without, or only, its projection onto the span of the
-      rows of (vectors, channels).
+      rows of (vectors, channels); `project_out` also of a stored direction, by name.
     - `top_k(k, dim=None, absolute=False)`: the k largest elements along a dimension, by default the channels;
       zeros elsewhere.
     - `dropout(probability, seed=0)`: random zeros, the rest scaled up.
@@ -148,6 +159,9 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
         index: Only this part, as `numpy.s_[...]` returns it; an integer drops its dimension before the
             operation.
         mask: Only where this bool array is true; it is broadcast to the value. Not with the four above.
+        positions: Only at these positions of the texts, `trocar.positions(...)`; not with `tokens`, `index`
+            or `mask`. In `generate` the operation gets the tokens at these positions alone, elsewhere all
+            tokens, as with spans.
         order: "before": taps at the same place get the changed value; "after": the original.
         channel_dim: Which dimension holds the channels; negative counts from the end. By default the last
             of a tensor of rank 3, otherwise dimension 1, and of rank 1 dimension 0.
@@ -160,13 +174,15 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     """
     message, tensors = build_operation(operation, values, options)
     spans = _spans(tokens)
-    positions = None if spans else cast("Positions | None", tokens)
-    takes = {"samples": samples, "channels": channels, "tokens": positions}
+    places = None if spans else cast("Positions | None", tokens)
+    takes = {"samples": samples, "channels": channels, "tokens": places}
     region, masks = _region(takes, spans, index, mask)
     if operation == "skip" and region is not None:
         raise ValueError(
             "skip applies to the whole call; leave channels=, samples=, tokens=, index= and mask= out"
         )
+    if positions is not None and any(given is not None for given in (tokens, index, mask)):
+        raise ValueError("an edit has positions= or other tokens; leave tokens=, index= and mask= out")
     uses_channels = operation in _USING_CHANNELS or channels is not None
     if channel_dim is not None and not uses_channels:
         raise ValueError(f"channel_dim is not used by {operation} without channels=")
@@ -175,6 +191,7 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
             selector=text("the selector", selector),
             order=_ORDERS[one_of("order", order, _ORDERS)],
             region=region,
+            positions=None if positions is None else positions.to_wire(),
             channel_dim=None if channel_dim is None else dimension("channel_dim", channel_dim),
         )
     )
@@ -186,7 +203,8 @@ def _spans(tokens: object) -> list[TextSpan]:
     if not isinstance(tokens, str):
         return listed_spans(tokens)
     if tokens not in ROLES:
-        raise ValueError(f"no tokens {tokens!r}; available: {', '.join(ROLES)}, and trocar.span({tokens!r})")
+        words = not_one_of(tokens, ROLES)
+        raise ValueError(f"tokens {words}; words of the text are trocar.span({tokens!r})")
     return [span(role=tokens)]
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from trocar_api.enums import numbers
+from trocar._base.call_options import NUMERICS, PRIORITIES, CallOptions, Numerics, Priority
 from trocar_api.v1 import execution_pb2 as pb
+from trocar_api.value_words import not_one_of
 
-Numerics: TypeAlias = Literal["exact", "fast", "bf16"]
-Priority: TypeAlias = Literal["low", "normal", "high"]
-
-NUMERICS = numbers(pb.Numerics)
 _NAMES: dict[int, str] = {number: name for name, number in NUMERICS.items()}
-_PRIORITIES = numbers(pb.Priority)
 
 
 @dataclass(frozen=True)
@@ -35,9 +30,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.numerics is not None and self.numerics not in NUMERICS:
-            raise ValueError(f"numerics={self.numerics!r} must be one of {', '.join(map(repr, NUMERICS))}")
-        if self.priority not in _PRIORITIES:
-            raise ValueError(f"priority={self.priority!r} must be one of {', '.join(map(repr, _PRIORITIES))}")
+            raise ValueError(f"numerics {not_one_of(self.numerics, NUMERICS)}")
+        if self.priority not in PRIORITIES:
+            raise ValueError(f"priority {not_one_of(self.priority, PRIORITIES)}")
 
     def to_wire(self) -> pb.Execution | None:
         """Return the message; None when nothing was said."""
@@ -47,12 +42,17 @@ class Execution:
             numerics=pb.NUMERICS_UNSPECIFIED if self.numerics is None else NUMERICS[self.numerics],
             merge=None if self.merge else False,
             cache=None if self.cache else False,
-            priority=_PRIORITIES[self.priority] if self.priority != "normal" else pb.PRIORITY_UNSPECIFIED,
+            priority=PRIORITIES[self.priority] if self.priority != "normal" else pb.PRIORITY_UNSPECIFIED,
         )
 
 
 AS_USUAL = Execution()
 """What a caller who says nothing gets."""
+
+
+def execution_of(how: CallOptions) -> Execution:
+    """Return the options of the passes of a call."""
+    return Execution(how.numerics, how.merge is not False, how.cache is not False, how.priority or "normal")
 
 
 @dataclass(frozen=True)

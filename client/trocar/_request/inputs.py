@@ -21,7 +21,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from trocar._base.call_options import Wire
+from trocar._base.delegation import explained
 from trocar._base.input_kinds import (
     is_encoded,
     is_image,
@@ -52,7 +54,7 @@ from trocar._base.tensors import (
     named_to_wire,
     to_wire,
 )
-from trocar._request.narrow import Wire, narrowed
+from trocar._request.narrow import narrowed
 from trocar._request.texts import Audio, Texts, TextSample, is_texts, processor_input
 from trocar.errors import EmptyBatchError
 from trocar_api.v1 import extraction_pb2 as pb
@@ -80,6 +82,7 @@ class Flag:
     """The value."""
 
 
+@explained
 def flag(value: bool | int | str) -> Flag:
     """Return an argument that is not a tensor, for example a string that is not a text input.
 
@@ -107,6 +110,7 @@ class TensorList:
     """Arrays; or dictionaries or lists of these."""
 
 
+@explained
 def tensor_list(values: Iterable[Any]) -> TensorList:
     """Return arrays as one argument, a list of tensors; a plain list of arrays of one shape becomes a batch.
 
@@ -117,10 +121,10 @@ def tensor_list(values: Iterable[Any]) -> TensorList:
     Raises:
         EmptyBatchError: There are none.
     """
-    found = tuple(values)
-    if not found:
+    result = tuple(values)
+    if not result:
         raise EmptyBatchError("the list of arrays is empty; pass at least one")
-    return TensorList(found)
+    return TensorList(result)
 
 
 NO_FLAGS: Mapping[str, bool | int | str] = MappingProxyType({})
@@ -133,10 +137,10 @@ def with_flags(inputs: Any, flags: Mapping[str, bool | int | str]) -> Any:
     """
     if not flags:
         return inputs
-    found = {name: flag(value) for name, value in flags.items()}
+    result = {name: flag(value) for name, value in flags.items()}
     if inputs is None:
-        return found
-    return {**(inputs if isinstance(inputs, Mapping) else {"": inputs}), **found}
+        return result
+    return {**(inputs if isinstance(inputs, Mapping) else {"": inputs}), **result}
 
 
 class ArrayLike(Protocol):
@@ -258,10 +262,22 @@ def _argument(value: object, wire: Wire | None) -> tuple[pb.Input, list[memoryvi
 
 def _tensor(value: object, wire: Wire | None) -> tuple[pb.Input, list[memoryview]]:
     if not is_array(value):
-        raise TypeError(f"{type(value).__name__} cannot be an input; pass {_ACCEPTED}")
+        raise TypeError(_not_an_input(value))
     tensor = to_wire(value)
     sent = _as_sent(tensor, wire)
     return pb.Input(tensor=_spec(sent), convert_to=_convert_to(tensor, sent)), [sent.payload]
+
+
+def _not_an_input(value: object) -> str:
+    kind = type(value).__name__
+    if isinstance(value, (Iterator, Set, ValuesView)):
+        return (
+            f"a {kind} cannot be an input: write list(...) for one batch; client.extract_stream takes "
+            "batches one after the other"
+        )
+    if value is None:
+        return f"None cannot be an input; pass {_ACCEPTED}"
+    return f"{kind} cannot be an input; pass {_ACCEPTED}"
 
 
 def _spec(tensor: WireTensor) -> TensorSpec:
@@ -282,18 +298,18 @@ def _convert_to(tensor: WireTensor, sent: WireTensor) -> Dtype.ValueType:
 
 def _listed(items: Sequence[object], wire: Wire | None) -> tuple[pb.Input, list[memoryview]]:
     """Stack arrays of one shape to a batch; leave others as the list that they are."""
-    found = _named_arrays(items)
-    names = list(dict.fromkeys(name for _, name in found))
+    result = _named_arrays(items)
+    names = list(dict.fromkeys(name for _, name in result))
     if len(names) > 1:
         raise TypeError(
             f"arrays of one list must have one dtype, not {few(names)}; convert them, "
             f'`[array.astype("{names[0]}") for array in arrays]`'
         )
-    shapes = list(dict.fromkeys(array.shape for array, _ in found))
+    shapes = list(dict.fromkeys(array.shape for array, _ in result))
     if len(shapes) == 1:
-        tensors = [named_to_wire(np.stack([array for array, _ in found]), names[0])]
+        tensors = [named_to_wire(np.stack([array for array, _ in result]), names[0])]
     elif len({len(shape) for shape in shapes}) == 1:
-        tensors = [named_to_wire(array, name) for array, name in found]
+        tensors = [named_to_wire(array, name) for array, name in result]
     else:
         raise ValueError(
             f"arrays of one list must have one shape to make a batch, or one rank to be samples of different "
@@ -311,7 +327,8 @@ def _listed(items: Sequence[object], wire: Wire | None) -> tuple[pb.Input, list[
 def _named_arrays(arrays: Sequence[object]) -> list[tuple[Array, str]]:
     for item in arrays:
         if not is_array(item):
-            raise TypeError(f"a list with {type(item).__name__} cannot be an input; pass {_ACCEPTED}")
+            kind = "None" if item is None else type(item).__name__
+            raise TypeError(f"a list with {kind} cannot be an input; pass {_ACCEPTED}")
         if is_pil(item):
             raise TypeError("a list mixes images with arrays that are not images (uint8, height x width x 3)")
     return [named_array(item) for item in arrays]
@@ -354,7 +371,8 @@ def _read(given: str | os.PathLike[str]) -> bytes:
         hint = (
             "A folder where a file is expected: write "
             f"`sorted(pathlib.Path({os.fspath(given)!r}).glob('*.jpg'))` for one pass, or pass it "
-            "to an analysis such as client.predict, or to trocar.extract_dataset, which batch"
+            "to an analysis such as client.predict, or to trocar.extract_dataset, which batch; for a text "
+            "write trocar.texts(...)"
         )
         raise IsADirectoryError(error.errno, hint, str(path)) from None
     except FileNotFoundError as error:

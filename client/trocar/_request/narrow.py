@@ -1,13 +1,13 @@
 """Narrow dtypes: float32 as 16 bits on the wire, half of the bytes, for slow networks."""
 
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trocar._base.call_options import Wire
 from trocar._base.tensors import Array
-
-Wire: TypeAlias = Literal["float16", "bfloat16"]
+from trocar_api.value_words import not_one_of
 
 _BLOCK = 1 << 18
 _QUIET_NAN = 0x40
@@ -20,7 +20,7 @@ def check_wire(wire: str | None) -> None:
         ValueError: There is no such dtype.
     """
     if wire is not None and wire not in get_args(Wire):
-        raise ValueError(f"wire={wire!r} must be one of {', '.join(map(repr, get_args(Wire)))}")
+        raise ValueError(f"wire {not_one_of(wire, get_args(Wire))}")
 
 
 def narrowed(array: Array, wire: Wire) -> Array:

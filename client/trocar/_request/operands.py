@@ -8,10 +8,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trocar._base.tensors import DTYPE_NAMES, Array, WireTensor, is_array, to_wire, wire_numpy_dtype
+from trocar._base.tensors import (
+    DTYPE_NAMES,
+    Array,
+    WireTensor,
+    float_array,
+    is_array,
+    to_wire,
+    wire_numpy_dtype,
+)
 from trocar._request.inputs import ArrayLike
 from trocar_api.v1 import edit_pb2 as pb
 from trocar_api.v1 import tensor_pb2
+from trocar_api.value_words import not_one_of
 
 Numbers: TypeAlias = list[Any] | tuple[Any, ...]
 """Numbers in lists, nested to any depth, each of the same length as its neighbours."""
@@ -36,12 +45,12 @@ def number(label: str, value: object) -> float:
     if not is_number(value):
         raise TypeError(f"{label} is a number, not {type(value).__name__}")
     try:
-        found = float(value)  # type: ignore[arg-type]  # `is_number` says that it can be
+        result = float(value)  # type: ignore[arg-type]  # `is_number` says that it can be
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
-        raise ValueError(f"{label} is {found}; only finite numbers can be sent")
-    return found
+        result = math.inf
+    if not math.isfinite(result):
+        raise ValueError(f"{label} is {result}; only finite numbers can be sent")
+    return result
 
 
 def integer(label: str, value: Any, low: int = -_MAX_INT64 - 1, high: int = _MAX_INT64) -> int:
@@ -52,12 +61,12 @@ def integer(label: str, value: Any, low: int = -_MAX_INT64 - 1, high: int = _MAX
         ValueError: It is out of range.
     """
     try:
-        found = as_integer(value)
+        result = as_integer(value)
     except TypeError:
         raise TypeError(f"{label} is a whole number, not {value!r}") from None
-    if not low <= found <= high:
-        raise ValueError(f"{label} is {found}; it must be {low:,} to {high:,}")
-    return found
+    if not low <= result <= high:
+        raise ValueError(f"{label} is {result}; it must be {low:,} to {high:,}")
+    return result
 
 
 def dimension(label: str, value: Any) -> int:
@@ -88,7 +97,7 @@ def one_of(label: str, value: object, names: Collection[str]) -> str:
         ValueError: There is no such name.
     """
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"{label} is {value!r}; available: {', '.join(names)}")
+        raise ValueError(f"{label} {not_one_of(value, names)}")
     return value
 
 
@@ -141,6 +150,24 @@ def tensor(label: str, value: object, ranks: Collection[int] = range(9)) -> Wire
     if not _is_finite(copy):
         raise ValueError(f"{label} has NaN or infinite elements; only finite numbers can be sent")
     return copy
+
+
+def class_factors(weights: object) -> list[float]:
+    """Return the factors of a loss for each class; empty if none are given.
+
+    Raises:
+        TypeError: They are not one number for each class.
+        ValueError: One is NaN, infinite or negative, or they are all 0.
+    """
+    if weights is None:
+        return []
+    array = float_array(_array("class_weights", weights))
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "biuf":
+        raise TypeError(f"class_weights is a list with one number for each class, not {weights!r}")
+    factors = [number("class_weights", factor) for factor in array.tolist()]
+    if min(factors) < 0 or not any(factors):
+        raise ValueError("class_weights are at least 0, and not all 0")
+    return factors
 
 
 def mask_tensor(value: object) -> WireTensor:

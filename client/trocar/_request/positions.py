@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 
+from trocar._base.delegation import explained
 from trocar_api.v1 import reduction_pb2 as pb
 
 MAX_POSITIONS = 65_536
@@ -54,6 +55,7 @@ def span(start: int, stop: int, /, *, decoder: bool = ...) -> TextSpan: ...
 def span(text: str, /, *, decoder: bool = ...) -> TextSpan: ...
 @overload
 def span(*, role: str, decoder: bool = ...) -> TextSpan: ...
+@explained
 def span(
     start: int | str = "", stop: int | None = None, /, *, role: str = "", decoder: bool = False
 ) -> TextSpan:
@@ -112,10 +114,10 @@ def listed_spans(given: object) -> list[TextSpan]:
         return [given]
     if not isinstance(given, (list, tuple)):
         return []
-    found = [entry for entry in given if isinstance(entry, TextSpan)]
-    if found and len(found) < len(given):
+    result = [entry for entry in given if isinstance(entry, TextSpan)]
+    if result and len(result) < len(given):
         raise TypeError("tokens are spans or positions, not both in one list")
-    return found
+    return result
 
 
 def wire_index(expression: IndexExpression) -> pb.IndexReduction:

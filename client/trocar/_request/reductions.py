@@ -8,6 +8,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 
+from trocar._base.delegation import explained
 from trocar._base.tensors import Array, WireTensor, as_numpy, to_wire
 from trocar._request.positions import (
     IndexExpression,
@@ -22,6 +23,7 @@ from trocar._request.positions import (
 from trocar_api.enums import numbers
 from trocar_api.v1 import reduction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
+from trocar_api.value_words import not_one_of
 
 AXES = numbers(pb.Axis)
 """Wire axis by name."""
@@ -75,6 +77,7 @@ class Reduction:
         return [tensor.payload for tensor in self.tensors]
 
 
+@explained
 def index(expression: IndexExpression) -> Reduction:
     """Index the value as NumPy's basic indexing does.
 
@@ -92,6 +95,7 @@ def index(expression: IndexExpression) -> Reduction:
     return Reduction(pb.Reduction(index=wire_index(expression)))
 
 
+@explained
 def channels(positions: Positions) -> Reduction:
     """Take some channels: the last dimension of rank 3, otherwise dimension 1, or the tap's `channel_dim`.
 
@@ -110,6 +114,7 @@ def channels(positions: Positions) -> Reduction:
     return _take("channels", positions)
 
 
+@explained
 def tokens(positions: Tokens) -> Reduction:
     """Take some tokens of (batch, tokens, width).
 
@@ -132,8 +137,8 @@ def tokens(positions: Tokens) -> Reduction:
         if positions in ("cls", "last"):
             return pool(cast(PoolKind, positions))
         if positions not in ROLES:
-            names = ", ".join(("cls", "last", *ROLES))
-            raise ValueError(f"no tokens {positions!r}; available: {names}, and trocar.span({positions!r})")
+            words = not_one_of(positions, ("cls", "last", *ROLES))
+            raise ValueError(f"tokens {words}; words of the text are trocar.span({positions!r})")
         positions = span(role=positions)
     spans = listed_spans(positions)
     if not spans:
@@ -141,11 +146,13 @@ def tokens(positions: Tokens) -> Reduction:
     return Reduction(pb.Reduction(spans=wire_spans(spans)))
 
 
+@explained
 def samples(positions: Positions) -> Reduction:
     """Take some samples of the batch, dimension 0; see `channels` for the positions."""
     return _take("samples", positions)
 
 
+@explained
 def crop(top: int, left: int, height: int, width: int) -> Reduction:
     """Take a rectangle of the last two dimensions, within which it must lie.
 
@@ -157,6 +164,7 @@ def crop(top: int, left: int, height: int, width: int) -> Reduction:
     return Reduction(pb.Reduction(crop=pb.CropReduction(top=top, left=left, height=height, width=width)))
 
 
+@explained
 def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float = 3.0) -> Reduction:
     """Pool the positions, which are all dimensions except samples and channels.
 
@@ -175,7 +183,7 @@ def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float =
         ValueError: An unknown kind, or a size or power that is out of range or has no meaning.
     """
     if kind not in POOL_KINDS:
-        raise ValueError(f"no pool {kind!r}; available: {', '.join(POOL_KINDS)}")
+        raise ValueError(f"the kind of a pool {not_one_of(kind, POOL_KINDS)}")
     sizes = [] if size is None else [as_integer(size)] if isinstance(size, SupportsIndex) else list(size)
     if size is not None and (kind in ("cls", "last") or not 1 <= len(sizes) <= 3 or min(sizes) < 1):
         raise ValueError(f"size={size!r}: give 1 to 3 numbers of at least 1, and none for cls and last")
@@ -187,6 +195,18 @@ def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float =
     return Reduction(pb.Reduction(pool=message))
 
 
+@explained
+def peak() -> Reduction:
+    """Take each channel's largest value over the positions: (batch, channels). Must be the last reduction.
+
+    Its position is another feature map, int64, whose name ends in `.indices`: a number for
+    `numpy.unravel_index` with the sizes of the dimensions besides samples and channels. Padding has no peak;
+    positions count in the padded batch. `Client.top_inputs` uses it over a data set.
+    """
+    return Reduction(pb.Reduction(peak=pb.PeakReduction()))
+
+
+@explained
 def top_k(k: int, dim: int = -1, *, smallest: bool = False) -> Reduction:
     """Take the k largest elements along a dimension, largest first. Must be the last reduction.
 
@@ -200,6 +220,7 @@ def top_k(k: int, dim: int = -1, *, smallest: bool = False) -> Reduction:
         smallest: Take the smallest instead, smallest first.
 
     Raises:
+        TypeError: `k` is no whole number.
         ValueError: `k` is below 1.
     """
     if k < 1:
@@ -207,6 +228,23 @@ def top_k(k: int, dim: int = -1, *, smallest: bool = False) -> Reduction:
     return Reduction(pb.Reduction(top_k=pb.TopKReduction(k=k, dim=dim, is_smallest=smallest)))
 
 
+def lens_reduction(top_k: int) -> Reduction:
+    """Read values by the model's norm and head; see `trocar.lens`.
+
+    Raises:
+        ValueError: `top_k` is below 1.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k={top_k} is below 1")
+    return Reduction(pb.Reduction(lens=pb.LensReduction(top_k=top_k)))
+
+
+def readout_reduction(name: str, *, is_pooled: bool) -> Reduction:
+    """Read a stored direction; see `trocar.readout`."""
+    return Reduction(pb.Reduction(readout=pb.ReadoutReduction(name=name, is_pooled=is_pooled)))
+
+
+@explained
 def gram(*, normalized: bool = True) -> Reduction:
     """Compute the inner products of the channels of each sample: (batch, channels, channels).
 
@@ -216,6 +254,7 @@ def gram(*, normalized: bool = True) -> Reduction:
     return Reduction(pb.Reduction(gram=pb.GramReduction(is_normalized=normalized)))
 
 
+@explained
 def grid(height: int = 0, width: int = 0, *, prefix: int = 0) -> Reduction:
     """Arrange patch tokens of a vision transformer in rows and columns, without class and register tokens.
 
@@ -241,6 +280,7 @@ def grid(height: int = 0, width: int = 0, *, prefix: int = 0) -> Reduction:
     return Reduction(pb.Reduction(grid=message))
 
 
+@explained
 def project(component_count: int, *, seed: int = 0) -> Reduction:
     """Project each sample, flattened, with a random Gaussian matrix: (batch, component_count), float32.
 
@@ -259,6 +299,7 @@ def project(component_count: int, *, seed: int = 0) -> Reduction:
     return Reduction(pb.Reduction(projection=message))
 
 
+@explained
 def pca(components: object, mean: object = None) -> Reduction:
     """Replace the channels by component scores, `(x - mean) @ components.T`, in the last dimension.
 
@@ -299,20 +340,20 @@ def gather(
 ) -> tuple[Reduction, ...]:
     """Return the reductions of `tap`'s shorthand arguments, in their order, then `reduce`."""
     short = {"samples": samples, "channels": channels}
-    found = [_take(axis, positions) for axis, positions in short.items() if positions is not None]
+    result = [_take(axis, positions) for axis, positions in short.items() if positions is not None]
     if tokens is not None:
         taken = _tokens(tokens)
         # Spans are of the whole batch, so they come before samples are left out.
-        found = [taken, *found] if taken.message.HasField("spans") else [*found, taken]
+        result = [taken, *result] if taken.message.HasField("spans") else [*result, taken]
     if index is not None:
-        found.append(_index(index))
+        result.append(_index(index))
     rest = _listed(reduce)
     wrong = next((entry for entry in rest if not isinstance(entry, Reduction)), None)
     if wrong is not None:
         raise TypeError(
             f"reduce has {wrong!r}; create reductions with trocar.pool, trocar.index and their like"
         )
-    return (*found, *rest)
+    return (*result, *rest)
 
 
 _index, _tokens = index, tokens  # inside `gather` the shorthands have the names

@@ -5,12 +5,15 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 
+from trocar._base.delegation import explained
 from trocar._base.tensors import DTYPE_NAMES, WireTensor, wire_numpy_dtype
+from trocar._request.edit_texts import positions_text
 from trocar._request.inputs import ArrayLike
 from trocar._request.objectives import Objective, as_objective, objective_of
 from trocar._request.operands import (
     Numbers,
     OperandLike,
+    class_factors,
     dimension,
     integer,
     number,
@@ -21,11 +24,12 @@ from trocar._request.operands import (
 )
 from trocar._request.positions import IndexExpression, Positions
 from trocar._request.reductions import Reduction, Tokens, gather
+from trocar._request.text_positions import TextPositions
 from trocar_api.enums import numbers
 from trocar_api.v1 import objective_pb2 as pb
 
-Classes: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
-"""One class for all samples, or one for each."""
+Classes: TypeAlias = str | SupportsIndex | Iterable[SupportsIndex] | Iterable[str]
+"""One class for all samples, or one for each; by number or name."""
 ReduceName = Literal["sum", "mean", "norm"]
 FunctionName = Literal["square", "abs", "log", "exp"]
 LossName = Literal["cross_entropy", "nll", "bce_with_logits", "mse", "l1", "smooth_l1", "kl_div"]
@@ -43,35 +47,53 @@ _MOST_CLASSES_SHOWN = 4
 _INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
 
 
-def logit(classes: Classes, at: str | None = None) -> Objective:
+@explained
+def logit(classes: Classes, at: str | None = None, *, positions: TextPositions | None = None) -> Objective:
     """Return the output for a class as an objective, summed over the samples.
 
         trocar.logit(207)
         trocar.logit([207, 281])                 # one class for each of two samples
+        trocar.logit("tabby")                    # by the name that `predict` prints
         trocar.logit(3, at='head["scores"]')
 
     Args:
-        classes: One class for all samples or one for each, from 0.
+        classes: One class for all samples or one for each: numbers from 0, or names of `Model.categories`.
+            With `positions`, token ids: one for all positions, or one for each, text by text.
         at: The selector of the scores; the model's output when None. Classes are dimension 1, or the last of
             (batch, tokens, classes); positions are summed.
+        positions: Only at these positions of texts, `trocar.positions(...)`, of (batch, tokens, classes). The
+            scores at a position are of the token that follows it; `at` is '/out["logits"]' when None.
 
     Raises:
-        TypeError: A class is not a whole number.
+        TypeError: A class is neither a whole number nor a name.
         ValueError: A class is negative, or there is none.
     """
-    return _class_score("logit", pb.CLASS_SCORE_KIND_LOGIT, classes, at)
+    return _class_score("logit", pb.CLASS_SCORE_KIND_LOGIT, classes, at, positions)
 
 
-def probability(classes: Classes, at: str | None = None) -> Objective:
+@explained
+def probability(
+    classes: Classes, at: str | None = None, *, positions: TextPositions | None = None
+) -> Objective:
     """Return the probability of a class as an objective, softmax over the classes; see `logit`."""
-    return _class_score("probability", pb.CLASS_SCORE_KIND_PROBABILITY, classes, at)
+    return _class_score("probability", pb.CLASS_SCORE_KIND_PROBABILITY, classes, at, positions)
 
 
-def log_probability(classes: Classes, at: str | None = None) -> Objective:
-    """Return the logarithm of a class's probability as an objective; see `logit`."""
-    return _class_score("log_probability", pb.CLASS_SCORE_KIND_LOG_PROBABILITY, classes, at)
+@explained
+def log_probability(
+    classes: Classes, at: str | None = None, *, positions: TextPositions | None = None
+) -> Objective:
+    """Return the logarithm of a class's probability as an objective; see `logit`.
+
+    run = client.generate("llama", prompt, max_new_tokens=8)
+    chosen = trocar.positions(prompt=slice(len(run.prompt_ids) - 1, -1))
+    of = trocar.log_probability(run.token_ids, positions=chosen)
+    client.gradients("llama", run.as_inputs(), of=of, at=["layer[10]"])
+    """
+    return _class_score("log_probability", pb.CLASS_SCORE_KIND_LOG_PROBABILITY, classes, at, positions)
 
 
+@explained
 def value(  # noqa: PLR0913 - one keyword for each thing that it can say
     selector: str,
     *,
@@ -83,6 +105,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
     index: IndexExpression | None = None,
     reductions: Reduction | Iterable[Reduction] = (),
     channel_dim: int | None = None,
+    positions: TextPositions | None = None,
 ) -> Objective:
     """Return a sum, mean or norm of any value as an objective.
 
@@ -100,6 +123,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
         index: Which part, as in `tap`.
         reductions: Further reductions, in order, such as `trocar.pool("avg")`; no `trocar.pca`.
         channel_dim: Which dimension holds the channels, as in `tap`.
+        positions: Only these positions of texts, as in `tap`.
 
     Raises:
         TypeError: An entry is not a reduction, or positions are not integers.
@@ -110,7 +134,9 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
     chosen = gather(samples=samples, channels=channels, tokens=tokens, index=index, reduce=reductions)
     if any(entry.tensors for entry in chosen):
         raise ValueError("an objective cannot use pca; tap the components instead")
-    if channel_dim is not None and not chosen:
+    if positions is not None and tokens is not None:
+        raise ValueError("a value has positions= or tokens=, not both")
+    if channel_dim is not None and not chosen and positions is None:
         raise ValueError("channel_dim is only used with channels= and reductions")
     said = {"reduce": None if reduce == "sum" else reduce, "function": function, "channel_dim": channel_dim}
     message = pb.ValueScore(
@@ -119,34 +145,43 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
         channel_dim=None if channel_dim is None else dimension("channel_dim", channel_dim),
         function=_function(function),
         aggregate=AGGREGATES[one_of("reduce", reduce, AGGREGATES)],
+        positions=None if positions is None else positions.to_wire(),
     )
     words = [repr(selector), *(f"{name}={what!r}" for name, what in said.items() if what is not None)]
     words += [repr(entry) for entry in chosen]
+    words += [] if positions is None else [f"positions={positions_text(message.positions)}"]
     return objective_of(pb.ObjectiveTerm(value_score=message), f"value({', '.join(words)})")
 
 
+@explained
 def loss(
     kind: LossName,
     labels: OperandLike,
     at: str | None = None,
     reduction: Literal["mean", "sum"] = "mean",
+    *,
+    class_weights: Numbers | ArrayLike | None = None,
 ) -> Objective:
-    """Return a torch loss as an objective, with its defaults.
+    """Return a torch loss as an objective, otherwise with its defaults.
 
         trocar.loss("cross_entropy", [207, 281])
+        trocar.loss("cross_entropy", [0, 2], class_weights=[1, 2, 0.5])
         trocar.loss("mse", target, at="decoder")
 
     Args:
         kind: "cross_entropy" and "nll" (of log probabilities) with class indices, -100 for samples to ignore;
             "cross_entropy" also with probabilities; "bce_with_logits", "mse", "l1", "smooth_l1" and "kl_div"
-            (log probabilities against probabilities) with labels of the value's shape.
+            (of logits from probabilities, as in trainers) with labels of the value's shape.
         labels: The labels, as an array or lists.
         at: The selector of the predictions; the model's output when None.
         reduction: "mean" (for "kl_div" over the batch) or "sum".
+        class_weights: A factor for each class, torch's `weight`, for "cross_entropy", "nll" and
+            "bce_with_logits". The mean of the first two is weighted, too.
 
     Raises:
-        TypeError: The labels are not numbers, or not whole numbers where these are required.
-        ValueError: An unknown name, or labels that are NaN or infinite.
+        TypeError: The labels are not numbers, or not whole numbers where these are required; class weights
+            are not one number for each class.
+        ValueError: An unknown name, labels that are NaN or infinite, or such or negative class weights.
     """
     name = one_of("the loss", kind, LOSSES)
     sent = _labels(name, labels)
@@ -155,13 +190,16 @@ def loss(
         selector=_optional_text("at", at),
         labels=spec(sent),
         is_sum=one_of("reduction", reduction, ("mean", "sum")) == "sum",
+        class_weights=class_factors(class_weights),
     )
     words = [repr(name), f"<{DTYPE_NAMES[sent.dtype]} {sent.shape}>"]
     words += [f"at={at!r}"] if at is not None else []
     words += ["reduction='sum'"] if message.is_sum else []
+    words += [f"class_weights=<{len(message.class_weights)}>"] if message.class_weights else []
     return objective_of(pb.ObjectiveTerm(loss=message), f"loss({', '.join(words)})", (sent,))
 
 
+@explained
 def gradient_penalty(of: Objective, at: str | None = None, center: float = 0.0) -> Objective:
     """Return the mean over the samples of (|gradient| - center)^2 as an objective: a second derivative.
 
@@ -191,20 +229,43 @@ def gradient_penalty(of: Objective, at: str | None = None, center: float = 0.0) 
     )
 
 
-def _class_score(name: str, kind: pb.ClassScoreKind.ValueType, classes: Classes, at: str | None) -> Objective:
-    chosen = _class_list(name, classes)
-    message = pb.ClassScore(selector=_optional_text("at", at), classes=chosen, kind=kind)
+def _class_score(
+    name: str,
+    kind: pb.ClassScoreKind.ValueType,
+    classes: Classes,
+    at: str | None,
+    positions: TextPositions | None,
+) -> Objective:
+    names = _class_names(classes)
+    chosen: list[Any] = names or _class_list(name, classes)
+    wanted = None if positions is None else positions.to_wire()
+    if names and wanted is not None:
+        raise TypeError(f"{name} with positions= takes token ids, not {names[0]!r}")
+    message = pb.ClassScore(
+        selector=_optional_text("at", at),
+        classes=[] if names else chosen,
+        class_names=names,
+        kind=kind,
+        positions=wanted,
+    )
     more = len(chosen) - _MOST_CLASSES_SHOWN
-    shown = ", ".join(map(str, chosen[:_MOST_CLASSES_SHOWN])) + (f", ... {more:,} more" if more > 0 else "")
+    shown = ", ".join(map(repr, chosen[:_MOST_CLASSES_SHOWN])) + (f", ... {more:,} more" if more > 0 else "")
     words = [shown if len(chosen) == 1 else f"[{shown}]", *([f"at={at!r}"] if at is not None else [])]
+    if wanted is not None:
+        words.append(f"positions={positions_text(wanted)}")
     return objective_of(pb.ObjectiveTerm(class_score=message), f"{name}({', '.join(words)})")
 
 
-def _class_list(name: str, classes: Any) -> list[int]:
+def _class_names(classes: Any) -> list[str]:
+    """Return the names of classes; empty if numbers are given."""
     if isinstance(classes, str):
-        raise TypeError(
-            f"{name} takes the number of a class, not {classes!r}; see `client.model(...).categories`"
-        )
+        return [classes]
+    if isinstance(classes, list | tuple) and classes and all(isinstance(entry, str) for entry in classes):
+        return list(classes)
+    return []
+
+
+def _class_list(name: str, classes: Any) -> list[int]:
     rank = len(getattr(classes, "shape", ()))
     if rank > 1:
         raise TypeError(f"{name} takes one class or one for each sample, not an array of {rank} dimensions")

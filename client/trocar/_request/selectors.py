@@ -5,6 +5,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal, SupportsIndex
 
+from trocar._base.delegation import explained
+from trocar_api.value_words import not_one_of
+
 Kind = Literal["module", "pattern", "regex", "fx", "fn"]
 
 _PREFIXES: dict[str, str] = {"module": "", "pattern": "", "regex": "re:", "fx": "fx:", "fn": "fn:"}
@@ -24,6 +27,7 @@ _PORTS = (
 _WITH_ALL = frozenset(("param", "param_grad"))  # in which a star stands for every parameter
 
 
+@explained
 def selector(
     path: str,
     *,
@@ -59,7 +63,7 @@ def selector(
         ValueError: A kind, type, call or port that there is not.
     """
     if kind not in _PREFIXES:
-        raise ValueError(f"kind={kind!r} is not one of {', '.join(_PREFIXES)}")
+        raise ValueError(f"kind {not_one_of(kind, _PREFIXES)}")
     if type is not None and not _TYPE.fullmatch(type):
         raise ValueError(f"type={type!r} is not the name of a class")
     steps = [picks] if isinstance(picks, str) else picks

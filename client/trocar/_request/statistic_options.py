@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
+from trocar._base.delegation import explained
+
 MAX_QUANTILES = 1024
 MAX_BINS = 65_536
 DEFAULT_BINS = 64
@@ -79,6 +81,7 @@ Stat: TypeAlias = StatisticName | QuantilesWanted | HistogramWanted
 """One statistic that a tap may ask for."""
 
 
+@explained
 def quantiles(*shares: float) -> QuantilesWanted:
     """Request these quantiles in `stats` of a tap.
 
@@ -97,6 +100,7 @@ def quantiles(*shares: float) -> QuantilesWanted:
     return QuantilesWanted(tuple(map(float, shares)))
 
 
+@explained
 def histogram(edges: Iterable[float] | None = None, *, bins: int | None = None) -> HistogramWanted:
     """Request a histogram in `stats` of a tap.
 
@@ -110,8 +114,11 @@ def histogram(edges: Iterable[float] | None = None, *, bins: int | None = None) 
             of its edges is such a multiple.
 
     Raises:
+        TypeError: The edges are no list of numbers.
         ValueError: Both are given, or edges that do not ascend, or too few or many.
     """
+    if isinstance(edges, int | float):
+        raise TypeError(f"edges is {edges!r}; give a list of numbers, or bins={edges!r} for their number")
     chosen = () if edges is None else tuple(map(float, edges))
     if edges is not None and not chosen:
         raise ValueError("no edges are given; leave them out to have them chosen automatically")

@@ -7,7 +7,7 @@ from typing import Any
 from trocar._request.edits import Edit
 from trocar._request.objectives import Objective, as_objective
 from trocar._request.operands import text
-from trocar._request.stored_edits import check_edits_name
+from trocar._request.stored.stored_edits import check_edits_name
 from trocar_api.v1 import edit_pb2, objective_pb2
 
 
@@ -55,6 +55,8 @@ def make_surgery(
         TypeError: An edit or the objective is none, or a source has no name or no inputs.
         ValueError: A text cannot be the name of stored edits, or a source's name is empty.
     """
+    if not isinstance(edits, (str, Edit, Iterable)):
+        raise TypeError(f"edits is {edits!r}; create edits with trocar.edit, or leave them out")
     # Of a mapping the keys would pass for names.
     chosen: tuple[Any, ...] = (edits,) if isinstance(edits, (str, Edit, Mapping)) else tuple(edits)
     for entry in chosen:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trocar._base.delegation import explained
 from trocar._base.input_kinds import exists
 from trocar._base.tensors import Array, flat_bytes, float_array, is_array
 from trocar._request.chats import NOT_SENT, chat_entry, refuse_missing_images
@@ -106,6 +107,7 @@ class Audio:
         return pb.Input(audio=batch), [payload for _, payload in self.clips]
 
 
+@explained
 def texts(
     samples: TextSample | Sequence[TextSample],
     *,
@@ -140,6 +142,7 @@ def texts(
     return Texts(tuple(text_entry(sample) for sample in given), max_tokens, truncate, add_special_tokens)
 
 
+@explained
 def chat(
     messages: ChatMessages | Sequence[ChatMessages],
     *,
@@ -175,16 +178,17 @@ def chat(
         raise EmptyBatchError("the conversation is empty; pass at least one message")
     is_one = all(isinstance(message, Mapping) or _is_message_pair(message) for message in messages)
     given: Sequence[Any] = [messages] if is_one else messages
-    found = [chat_entry(each) for each in given]
-    images = tuple(own for _, own in found)
+    result = [chat_entry(each) for each in given]
+    images = tuple(own for _, own in result)
     if any(images):
         refuse_missing_images(images)
-    entries = tuple(entry for entry, _ in found)
+    entries = tuple(entry for entry, _ in result)
     return Texts(
         entries, max_tokens, truncate, True, template, add_generation_prompt, images if any(images) else ()
     )
 
 
+@explained
 def audio(samples: Any, rate: int) -> Audio:
     """Return sound as an input; the server applies the model's own feature extractor.
 
@@ -250,7 +254,7 @@ def is_texts(value: object) -> bool:
         TypeError: A list holds both texts and names of files.
     """
     if isinstance(value, str):
-        return not names_file(value)
+        return not _names_path(value)
     if _is_pair(value):
         return not any(map(names_file, value))
     if not isinstance(value, list) or not value:
@@ -259,11 +263,12 @@ def is_texts(value: object) -> bool:
         return True
     if not all(isinstance(item, str) or _is_pair(item) or _is_ids(item) or _is_words(item) for item in value):
         return False
-    named = [item for item in value if isinstance(item, str) and names_file(item)]
+    named = [item for item in value if isinstance(item, str) and _names_path(item)]
     if named and len(named) < len(value):
+        what = "looks like the name of a file" if names_file(named[0]) else "is a folder here"
         raise TypeError(
-            f"the list mixes texts with {named[0]!r}, which looks like the name of a file; write "
-            "trocar.texts([...]) for texts, and pathlib.Path for files"
+            f"the list mixes texts with {named[0]!r}, which {what}; write trocar.texts([...]) for texts, and "
+            "pathlib.Path for files"
         )
     return not named
 
@@ -273,6 +278,12 @@ def names_file(text: str) -> bool:
     if _FILE_NAME.fullmatch(text):
         return True
     return 0 < len(text) <= _MAX_NAME and "\n" not in text and exists(text) and Path(text).is_file()
+
+
+def _names_path(text: str) -> bool:
+    """Whether a string is taken for the name of a file, or there is such a folder."""
+    may_be_folder = 0 < len(text) <= _MAX_NAME and "\n" not in text and bool(text.strip("./\\"))
+    return names_file(text) or (may_be_folder and exists(text))  # a full stop is a text
 
 
 def is_sound_file(value: object) -> bool:

@@ -21,7 +21,7 @@ class ExtractionPlan:
     model_id: str
     """The model that was asked."""
     feature_maps: Mapping[str, FeatureMapInfo]
-    """What the reply would have, by name: shapes, dtypes, bytes."""
+    """What the reply would have, by name or selector: shapes, dtypes, bytes."""
     expansions: Mapping[str, tuple[str, ...]]
     """The names that each selector became, in execution order."""
     stopped_at: str | None

@@ -1,22 +1,24 @@
 """Feature maps of one extraction: arrays by name, statistics, and the source of each."""
 
+import copy
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from trocar._base.dimensions import TokenGrid, samples_dim, tokens_dim
 from trocar._base.names import unknown_name
-from trocar._base.replacement import replacement
+from trocar._base.replacement import replacement, safetensors_path
 from trocar._base.tables import MOST_ROWS, first_lines, html_fold, html_table
 from trocar._base.tensors import Array, dequantize
 from trocar._base.types import ServerTiming
 from trocar._request.execution import EAGER, ExecutionInfo
+from trocar._result.likely_tokens import IDS, LikelyToken, lens_name, likely_tokens, own_names
+from trocar._result.plain_table import is_table_path
 from trocar._result.processed import ProcessedInput
 from trocar._result.statistics import Statistics
 
@@ -82,6 +84,8 @@ class FeatureMapInfo:
     reductions."""
     token_grids: tuple[TokenGrid, ...] = ()
     """The dimensions whose tokens are the patches of a picture."""
+    token_texts: Mapping[int, str] = field(default_factory=dict)
+    """Of the indices of a `trocar.lens(...)`: the texts of these tokens, by id."""
 
     @property
     def channel_dim(self) -> int | None:
@@ -92,6 +96,51 @@ class FeatureMapInfo:
     def is_gradient(self) -> bool:
         """Whether it is the gradient with respect to a value."""
         return self.port.startswith(("grad_", "param_grad"))
+
+
+Entry = TypeVar("Entry")
+
+
+class BySelector(dict[str, Entry]):
+    """Facts of feature maps by name, and by a selector of the request that matches exactly one of them.
+
+    Attributes:
+        expansions: The names that each selector matched.
+    """
+
+    expansions: Mapping[str, tuple[str, ...]]
+
+    def __missing__(self, name: str) -> Entry:
+        return dict.__getitem__(self, self.name_of(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the entry of a name or a selector, or the default."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def name_of(self, name: str) -> str:
+        """Return a name, or the name that a selector stands for.
+
+        Raises:
+            KeyError: It is neither, or the selector stands for several.
+        """
+        if name in self:
+            return name
+        names = own_names(self.expansions.get(name, ()))
+        if len(names) > 1:
+            raise KeyError(f"{name!r} stands for {len(names)} feature maps: {', '.join(names)}")
+        if not names or names[0] not in self:
+            raise unknown_name("feature map", name, self)
+        return names[0]
+
+
+def by_selector(entries: Mapping[str, Entry], expansions: Mapping[str, tuple[str, ...]]) -> BySelector[Entry]:
+    """Return facts by name that are found by selectors, too."""
+    result = BySelector(entries)
+    result.expansions = expansions
+    return result
 
 
 class FeatureMaps(Mapping[str, Array]):
@@ -108,8 +157,8 @@ class FeatureMaps(Mapping[str, Array]):
     exactly.
 
     Attributes:
-        stats: Statistics by name, for taps that asked for some.
-        info: Path, type, call, shape and dtype by name, also if the values were not sent.
+        stats: Statistics by name or selector, for taps that asked for some.
+        info: Path, type, call, shape and dtype by name or selector, also if the values were not sent.
         expansions: The names of the feature maps that each selector matched, in execution order.
         timing: Time breakdown: waiting, computing and, for a single call, the rest.
         stopped_at: The module after which the pass was stopped; None when it ran to its end.
@@ -136,9 +185,10 @@ class FeatureMaps(Mapping[str, Array]):
         processed: Sequence[ProcessedInput] = (),
     ) -> None:
         self._arrays = dict(arrays)
-        self.stats: Mapping[str, Statistics] = dict(stats)
-        self.info: Mapping[str, FeatureMapInfo] = dict(info)
         self.expansions: Mapping[str, tuple[str, ...]] = dict(expansions)
+        self.stats: BySelector[Statistics] = BySelector(stats)
+        self.info: BySelector[FeatureMapInfo] = BySelector(info)
+        self.stats.expansions = self.info.expansions = self.expansions
         self.timing = timing
         self.stopped_at = stopped_at
         self.model_id = model_id
@@ -159,10 +209,10 @@ class FeatureMaps(Mapping[str, Array]):
         Raises:
             ValueError: No input was a text.
         """
-        found = next((entry for entry in self.processed if entry.padded_length), None)
-        if found is None:
+        result = next((entry for entry in self.processed if entry.padded_length), None)
+        if result is None:
             raise ValueError("there are no tokens: no input of this call was a text")
-        return found
+        return result
 
     def samples(self, name: str, axis: int | None = None) -> list[Array]:
         """Return the values of a feature map sample by sample, without padding.
@@ -190,6 +240,40 @@ class FeatureMaps(Mapping[str, Array]):
             raise ValueError(f"dimension {along} of {name!r}, shape {values.shape}, has no tokens")
         pairs = zip(tokens.mask, np.moveaxis(values, rows, 0), strict=True)
         return [np.compress(kept, value, axis=along - (along > rows)) for kept, value in pairs]
+
+    def without(self, names: Collection[str]) -> "FeatureMaps":
+        """Return the same without some feature maps."""
+
+        def kept(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+            return {name: entry for name, entry in entries.items() if name not in names}
+
+        result = copy.copy(self)
+        result._arrays = kept(self._arrays)
+        result.info = by_selector(kept(self.info), self.expansions)
+        result.stats = by_selector(kept(self.stats), self.expansions)
+        return result
+
+    def lens(self, name: str) -> list[list[tuple[LikelyToken, ...]]]:
+        """Return what a `trocar.lens(...)` read: of each sample, at each position, the likely tokens.
+
+            maps = client.extract("llama", "The capital of France is", [trocar.lens("layer[20]")])
+            maps.lens("layer[20]")[0][-1][0].text
+
+        Of texts and of `positions=` without padding and filling; of arrays every position.
+
+        Raises:
+            KeyError: No lens has this name.
+        """
+        name = lens_name(name, self._arrays, self.expansions)
+        texts, counts = self.info[f"{name}{IDS}"].token_texts, self.info[name].token_positions
+        parts: list[list[Array]] = [list(self[name]), list(self[f"{name}{IDS}"])]
+        if not texts:
+            raise KeyError(f"{name!r} is no lens")
+        if counts:
+            parts = [[row[: len(at)] for row, at in zip(part, counts, strict=True)] for part in parts]
+        elif any(entry.padded_length == self[name].shape[1] for entry in self.processed):
+            parts = [[row[kept] for row, kept in zip(part, self.tokens.mask, strict=True)] for part in parts]
+        return [likely_tokens(values, ids, texts) for values, ids in zip(*parts, strict=True)]
 
     def _token_axes(self, name: str, axis: int | None) -> tuple[int, int]:
         """Return the dimensions of the samples and of the tokens of a feature map.
@@ -229,16 +313,16 @@ class FeatureMaps(Mapping[str, Array]):
             ValueError: As for `samples`; no token, or no chosen one, holds one of these characters, or the
                 tokenizer does not tell which characters its tokens hold.
         """
-        found = self.tokens.samples[sample]
-        if not found.spans:
+        result = self.tokens.samples[sample]
+        if not result.spans:
             raise ValueError(
                 "the tokenizer of this model does not tell which characters its tokens hold; choose rows of "
                 "maps.samples(name) by maps.tokens.samples[sample].tokens"
             )
         places = [
             place
-            for place, (begin, end) in enumerate(found.spans)
-            if begin < stop and start < end and not found.is_special[place]
+            for place, (begin, end) in enumerate(result.spans)
+            if begin < stop and start < end and not result.is_special[place]
         ]
         chosen = self._info_of(name).token_positions
         if chosen:
@@ -257,14 +341,10 @@ class FeatureMaps(Mapping[str, Array]):
         """
         if name in self._arrays:
             return self._arrays[name]
-        names = (name,) if name in self.info else self.expansions.get(name, ())
-        if len(names) > 1:
-            raise KeyError(f"{name!r} stands for {len(names)} feature maps: {', '.join(names)}")
-        if not names:
-            raise unknown_name("feature map", name, self.info)
-        if names[0] not in self._arrays:
+        own = self.info.name_of(name)
+        if own not in self._arrays:
             raise KeyError(f"the values of {name!r} were not asked for (values=False); see .stats and .info")
-        return self._arrays[names[0]]
+        return self._arrays[own]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -293,12 +373,30 @@ class FeatureMaps(Mapping[str, Array]):
         return dequantize(values, cast.scales, cast.channel_dim)
 
     def _info_of(self, name: str) -> FeatureMapInfo:
-        return self.info[self.expansions.get(name, (name,))[0] if name not in self.info else name]
+        return self.info[name]
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame: a row for each sample, a column for each number.
+
+            client.extract("resnet50", images, ["fc"]).to_pandas()      # columns sample, fc[0], fc[1], ...
+
+        Columns are called by the feature map and the place of the number, `layer4[3,0,1]`; sizes of 1 have no
+        place. At most 16,384 columns; reduce larger values first.
+
+        Raises:
+            ValueError: There are more numbers for a sample, a feature map has no row for each sample, or one
+                for each token of texts.
+            MissingExtraError: pandas is missing: pip install "trocar[pandas]".
+        """
+        from trocar._result.feature_tables import feature_map_table
+
+        return feature_map_table(self).to_pandas()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the arrays to a safetensors file, under their exact names.
+        """Write the arrays to a safetensors file, under their exact names; or a table.
 
-        The file's metadata has, as JSON, the names that each selector matched (`trocar.expansions`) and the
+        A file whose name ends in `.csv` or `.parquet` gets the columns of `to_pandas`. The metadata of a
+        safetensors file has, as JSON, the names that each selector matched (`trocar.expansions`) and the
         source of each array (`trocar.info`); if there are any, also the names that each edit's selector
         matched (`trocar.edit_expansions`), the value of the objective (`trocar.objective`) and the processed
         texts and sound (`trocar.processed`).
@@ -308,7 +406,14 @@ class FeatureMaps(Mapping[str, Array]):
 
         Raises:
             OSError: The file cannot be written; an existing one is as it was.
+            ValueError: The file's name ends in none of these; or, of a table, as `to_pandas`.
+            MissingExtraError: pyarrow is missing, for Parquet: pip install "trocar[pandas]".
         """
+        if is_table_path(path):
+            from trocar._result.feature_tables import feature_map_table
+
+            feature_map_table(self).save(path)
+            return
         info = {name: asdict(entry) for name, entry in self.info.items()}
         metadata = {
             "trocar.model_id": self.model_id,
@@ -321,7 +426,7 @@ class FeatureMaps(Mapping[str, Array]):
             metadata["trocar.objective"] = json.dumps(self.objective)
         if self.processed:
             metadata["trocar.processed"] = json.dumps([asdict(entry) for entry in self.processed])
-        with replacement(Path(path)) as partial:
+        with replacement(safetensors_path(path)) as partial:
             save_file(self._arrays, partial, metadata=metadata)
 
     def plot(
@@ -347,7 +452,8 @@ class FeatureMaps(Mapping[str, Array]):
             ValueError: There is nothing to draw, or the map has more dimensions of positions.
             ImportError: matplotlib is missing: pip install "trocar[plot]".
         """
-        from trocar._result.plot import draw  # needs matplotlib, which is an extra
+        from trocar._base.figures import save_figure  # needs matplotlib, which is an extra
+        from trocar._result.plot import draw
 
         if name is None:
             name = next(iter(self._arrays), None)
@@ -356,7 +462,7 @@ class FeatureMaps(Mapping[str, Array]):
         title = f"{self.model_id} {name}".strip()
         figure = draw(self[name], title=title, channels=channels, described=self._info_of(name))
         if path is not None:
-            figure.savefig(path)
+            save_figure(figure, path)
         return figure
 
     def __repr__(self) -> str:

@@ -48,7 +48,7 @@ class FitEvent:
         return self.facts[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a fact, or the default where there is none."""
+        """Return a fact, or the default."""
         return self.facts.get(name, default)
 
     def to_json(self) -> str:
@@ -128,8 +128,8 @@ class History(Sequence[FitEvent]):
     def __getitem__(self, index: slice) -> History: ...
 
     def __getitem__(self, index: int | slice) -> FitEvent | History:
-        found = self._events[index]
-        return History(found) if isinstance(found, list) else found
+        result = self._events[index]
+        return History(result) if isinstance(result, list) else result
 
     def __eq__(self, other: object) -> bool:
         return self._events == other._events if isinstance(other, History) else NotImplemented
@@ -152,15 +152,15 @@ class History(Sequence[FitEvent]):
         return html_table(head, rows, repr(self))
 
     def _table(self) -> tuple[tuple[str, ...], list[list[str]]]:
-        found: dict[int, dict[str, str]] = {}
+        result: dict[int, dict[str, str]] = {}
         for event in self.of_kind("epoch"):
             loss = event.get("loss")
-            found.setdefault(event["epoch"], {})["loss"] = "" if loss is None else number_text(float(loss))
+            result.setdefault(event["epoch"], {})["loss"] = "" if loss is None else number_text(float(loss))
         for event in self.evaluations:
             named = {f"eval {name}": number_text(value) for name, value in numbers(event)}
-            found.setdefault(event["epoch"], {}).update(named)
-        titles = dict.fromkeys(title for row in found.values() for title in row)
-        rows = [[str(epoch + 1), *(row.get(title, "") for title in titles)] for epoch, row in found.items()]
+            result.setdefault(event["epoch"], {}).update(named)
+        titles = dict.fromkeys(title for row in result.values() for title in row)
+        rows = [[str(epoch + 1), *(row.get(title, "") for title in titles)] for epoch, row in result.items()]
         return ("epoch", *titles), rows
 
     def add(self, event: FitEvent) -> None:
@@ -197,15 +197,15 @@ class History(Sequence[FitEvent]):
         Raises:
             ValueError: No evaluation has such a number.
         """
-        found = [(event, dict(numbers(event)).get(metric, math.nan)) for event in self.evaluations]
-        found = [(event, value) for event, value in found if not math.isnan(value)]
-        if not found:
+        result = [(event, dict(numbers(event)).get(metric, math.nan)) for event in self.evaluations]
+        result = [(event, value) for event, value in result if not math.isnan(value)]
+        if not result:
             names = sorted({name for event in self.evaluations for name, _ in numbers(event)})
             raise ValueError(
                 f"no evaluation has a number {metric!r}; available: {', '.join(names) or 'none'}"
             )
         is_higher = metric != "loss" if higher_is_better is None else higher_is_better
-        return (max if is_higher else min)(found, key=lambda entry: entry[1])[0]
+        return (max if is_higher else min)(result, key=lambda entry: entry[1])[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events as JSON lines, which `load` reads."""
@@ -250,5 +250,5 @@ class History(Sequence[FitEvent]):
 
 def numbers(event: FitEvent) -> list[tuple[str, float]]:
     """Return the loss of an evaluation, and the metrics that are one number."""
-    found = {"loss": event.get("loss"), **(event.get("metrics") or {})}
-    return [(name, float(value)) for name, value in found.items() if isinstance(value, int | float)]
+    result = {"loss": event.get("loss"), **(event.get("metrics") or {})}
+    return [(name, float(value)) for name, value in result.items() if isinstance(value, int | float)]

@@ -37,8 +37,8 @@ def _draw_metrics(axes: Axes, history: History) -> None:
         shown[-1].set_ylabel(", ".join(names))
     for position, name in enumerate(names):
         _draw(shown[-1], history, name, name, "s--", f"C{position + 2}")
-    found = [axes.get_legend_handles_labels() for axes in shown]
-    lines, labels = ([entry for part in parts for entry in part] for parts in zip(*found, strict=True))
+    result = [axes.get_legend_handles_labels() for axes in shown]
+    lines, labels = ([entry for part in parts for entry in part] for parts in zip(*result, strict=True))
     axes.figure.legend(lines, labels, loc="outside upper center", ncols=len(labels), frameon=False)
 
 

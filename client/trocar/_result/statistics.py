@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,19 @@ class Statistics:
     def as_dict(self) -> dict[str, AnyStatistic]:
         """Return the requested statistics by name, in the order of the request."""
         return {name: self.__dict__[name] for name in self.__dict__.get("_names", ())}
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame: a row for each channel or sample, or one; a column for each number.
+
+        Histograms are left out; they have `counts` and `edges`.
+
+        Raises:
+            ValueError: There are no other statistics, or a covariance has more than 16,384 columns.
+            MissingExtraError: pandas is missing: pip install "trocar[pandas]".
+        """
+        from trocar._result.feature_tables import statistics_table
+
+        return statistics_table(self.over, self.as_dict()).to_pandas()
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise an error with an explanation; only called for missing attributes."""

@@ -32,7 +32,7 @@ class StepResult:
     gradient_norm: float | None
     """The norm of all gradients before `clip_norm`, with an update; None where it was not computed."""
     changed_counts: tuple[int, ...]
-    """By gradient rule: elements that it changed."""
+    """By gradient edit: elements that it changed."""
     saved_bytes: int
     """Bytes that autograd saved by way of the spool."""
     written_bytes: int

@@ -46,8 +46,8 @@ def folder_source(root: Path, suffixes: frozenset[str], *, prefix: str = "") -> 
     Raises:
         SourceError: There is no such file.
     """
-    found, notes = list_samples(root, suffixes)
-    entries = [(printable(prefix + path.relative_to(root).as_posix()), path) for path in found]
+    result, notes = list_samples(root, suffixes)
+    entries = [(printable(prefix + path.relative_to(root).as_posix()), path) for path in result]
     return _source("folder", printable(str(root.resolve())), entries, notes)
 
 
@@ -57,11 +57,13 @@ def list_samples(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tupl
     Raises:
         SourceError: There is none, or a folder cannot be listed.
     """
+    others = outside = 0
     for kind in (suffixes, SOUND_SUFFIXES, TEXT_SUFFIXES):
-        found, others, outside = list_files(root, kind)
-        if found:
-            return found, _left_out(root, others, outside)
-    return list_images(root, suffixes)  # raises, with what is there instead
+        result, others, outside = list_files(root, kind)
+        if result:
+            return result, _left_out(root, others, outside)
+    kinds = suffixes | SOUND_SUFFIXES | TEXT_SUFFIXES
+    raise SourceError(f"no image below {root}: {_advice(others, outside, kinds)}")
 
 
 def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple[str, ...]]:
@@ -70,10 +72,10 @@ def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple
     Raises:
         SourceError: There is no image, or a folder cannot be listed.
     """
-    found, others, outside = list_files(root, suffixes)
-    if not found:
+    result, others, outside = list_files(root, suffixes)
+    if not result:
         raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
-    return found, _left_out(root, others, outside)
+    return result, _left_out(root, others, outside)
 
 
 def _left_out(root: Path, others: int, outside: int) -> tuple[str, ...]:
@@ -93,7 +95,7 @@ def list_files(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], int, i
     Raises:
         SourceError: A folder cannot be listed.
     """
-    found, others, outside = [], 0, 0
+    result, others, outside = [], 0, 0
     inside = root.resolve()
     for folder, folders, names in os.walk(root, onerror=_fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -106,10 +108,10 @@ def list_files(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], int, i
             elif path.is_symlink() and not _is_inside(path, inside):
                 outside += 1
             elif stat.S_ISREG(path.stat().st_mode):
-                found.append(path)
+                result.append(path)
             else:  # reading a pipe would block
                 others += 1
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix()), others, outside
+    return sorted(result, key=lambda path: path.relative_to(root).as_posix()), others, outside
 
 
 def _is_inside(link: Path, folder: Path) -> bool:
@@ -215,7 +217,7 @@ def _reader(entries: Sequence[tuple[str, Path]]) -> Callable[[int], Iterator[Sam
 
 
 def _advice(others: int, outside: int, suffixes: frozenset[str]) -> str:
-    kinds = ", ".join(sorted(suffixes | SOUND_SUFFIXES | TEXT_SUFFIXES))
+    kinds = ", ".join(sorted(suffixes))
     if outside:
         return f"{outside} links lead outside and are not followed; give their targets instead"
     if others:

@@ -1,5 +1,6 @@
 """Datasets of Hugging Face's `datasets` library: saved to disk, local files, or a name on the hub."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -121,10 +122,28 @@ def _load(name: str, split: str) -> Any:
 
     path = Path(name)
     is_saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # a line for each attempt
     try:
         return datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, split=split or None)
     except Exception as error:  # the library raises OSError, ValueError and its own
-        raise SourceError(f"{PREFIX}{name}: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{PREFIX}{name}: {_problem(error)}") from error
+    finally:
+        hub.setLevel(level)
+
+
+def _problem(error: Exception) -> str:
+    """Return why a data set could not be opened."""
+    kind = type(error).__name__
+    if kind == "DatasetNotFoundError":
+        return "no folder here and no data set of the Hugging Face hub has this name"
+    if isinstance(error, ConnectionError):
+        return (
+            "no folder here has this name, and the Hugging Face hub cannot be reached; give the folder that "
+            "`save_to_disk` wrote"
+        )
+    return f"{kind}: {error}"
 
 
 def input_column(dataset: Any, column: str, name: str) -> str:
@@ -139,10 +158,10 @@ def input_column(dataset: Any, column: str, name: str) -> str:
             raise SourceError(f"{name} has no column {column!r}; available: {few(names)}")
         return column
     images = [column for column in names if is_image_feature(dataset.features[column])]
-    found = images or [column for column in names if column in USUAL_COLUMNS]
-    if len(found) != 1 and len(names) != 1:
+    result = images or [column for column in names if column in USUAL_COLUMNS]
+    if len(result) != 1 and len(names) != 1:
         raise SourceError(f"{name}: name the column, {PREFIX}name:split:COLUMN; available: {few(names)}")
-    return found[0] if found else names[0]
+    return result[0] if result else names[0]
 
 
 def is_image_feature(feature: object) -> bool:
@@ -172,8 +191,8 @@ def sound_column(dataset: Any, column: str) -> str:
         names = [column] if column in names else []
     if any(is_image_feature(dataset.features[name]) for name in names):
         return ""
-    found = [name for name in names if _is_sound_feature(dataset.features[name])]
-    return found[0] if len(found) == 1 else ""
+    result = [name for name in names if _is_sound_feature(dataset.features[name])]
+    return result[0] if len(result) == 1 else ""
 
 
 def undecoded_sound(dataset: Any, column: str) -> Any:
@@ -274,11 +293,11 @@ def array_value(value: Any, dtype: np.dtype[Any] | None) -> object:
     Raises:
         SourceError: The row is empty.
     """
-    found = encoded_value(value)
-    if dtype is None or not isinstance(found, np.ndarray):
-        return found
-    is_same_kind = found.dtype.kind in ("f" if dtype.kind == "f" else "iu")
-    return found.astype(dtype, copy=False) if is_same_kind else found
+    result = encoded_value(value)
+    if dtype is None or not isinstance(result, np.ndarray):
+        return result
+    is_same_kind = result.dtype.kind in ("f" if dtype.kind == "f" else "iu")
+    return result.astype(dtype, copy=False) if is_same_kind else result
 
 
 def _raise(error: SourceError) -> object:

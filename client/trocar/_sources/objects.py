@@ -61,19 +61,19 @@ def import_dataset(text: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        result: Any = importlib.import_module(module_name)
     except Exception as error:
         reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise SourceError(f"{text}: {reason}") from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(result, part):
             raise SourceError(f"{text}: {module_name} has no {attribute!r}")
-        found = getattr(found, part)
-    is_made = not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
-    if is_made or not callable(found):
-        return found
+        result = getattr(result, part)
+    is_made = not isinstance(result, type) and (hasattr(result, "__getitem__") or hasattr(result, "__iter__"))
+    if is_made or not callable(result):
+        return result
     try:
-        return found()
+        return result()
     except Exception as error:
         raise SourceError(f"{text}: calling it without arguments: {type(error).__name__}: {error}") from error
 

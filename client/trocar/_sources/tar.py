@@ -122,7 +122,7 @@ def _check_extension(path: Path, position: int, size: int, limit: int, what: str
 
 def _pax(data: bytes) -> dict[str, bytes]:
     """Return the values of a pax header that change a member's position; an invalid record ends it."""
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     start = 0
     while start < len(data):
         length, space, _ = data[start : start + 12].partition(b" ")
@@ -136,9 +136,9 @@ def _pax(data: bytes) -> dict[str, bytes]:
                 if name in (b"path", b"size", b"GNU.sparse.name")
                 else "sparse"
             )
-            found[key] = value
+            result[key] = value
         start = end
-    return found
+    return result
 
 
 def _map_bytes(file: BinaryIO, path: Path, position: int, header: tarfile.TarInfo) -> int:

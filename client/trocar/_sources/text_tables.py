@@ -109,8 +109,8 @@ def text_columns(names: Sequence[str]) -> tuple[str, ...]:
     for pair in _PAIRS:
         if set(pair) <= set(names):
             return pair
-    found = [name for name in _SINGLE if name in names]
-    return (found[0],) if found else ()
+    result = [name for name in _SINGLE if name in names]
+    return (result[0],) if result else ()
 
 
 def text_rows(path: Path, table: Table, columns: Sequence[str]) -> list[Any]:
@@ -124,7 +124,7 @@ def text_rows(path: Path, table: Table, columns: Sequence[str]) -> list[Any]:
 
 
 def target_rows(path: Path, table: Table, column: str) -> Sequence[Any]:
-    """Return the target of each row; those of a CSV file are integers, or else floats, if all of them can be.
+    """Return the target of each row; of a CSV file integers, or else floats, if all of them can be.
 
     Raises:
         SourceError: A row has null, or a CSV file an empty field.

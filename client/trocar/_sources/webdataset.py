@@ -47,8 +47,8 @@ def _samples(shards: Sequence[Path], start: int) -> Iterator[Sample]:
     total, before, index = sum(sizes), 0, 0
     for shard, size in zip(shards, sizes, strict=True):
         with shard.open("rb") as file:
-            for key, found in groupby(_visible(file, shard), key=lambda member: _split(member.name)[0]):
-                group = list(islice(found, MAX_MEMBERS + 1))
+            for key, result in groupby(_visible(file, shard), key=lambda member: _split(member.name)[0]):
+                group = list(islice(result, MAX_MEMBERS + 1))
                 if index >= start:
                     done = before + min(size, group[-1].offset + group[-1].size)
                     yield Sample(key, _loader(file, shard, key, group), done / max(1, total))

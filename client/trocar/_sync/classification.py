@@ -10,18 +10,29 @@ from trocar._analysis.comparison import ClassChangeCollector, edited
 from trocar._analysis.diff import check_tolerance, without_copy
 from trocar._analysis.diff_collector import DiffCollector
 from trocar._analysis.ordering import EVERYTHING
-from trocar._analysis.prediction import OUTPUT, PredictionCollector, check_activation, check_top, class_output
-from trocar._request.taps import tap
-from trocar._sync.analysis_passes import executed, side_by_side
+from trocar._analysis.prediction import (
+    OUTPUT,
+    NextTokenCollector,
+    PredictionCollector,
+    check_activation,
+    check_top,
+    class_output,
+    next_scores,
+    next_token_output,
+    next_token_tap,
+)
+from trocar._request.taps import lens, tap
+from trocar._sync.analysis.analysis_passes import executed, side_by_side
+from trocar.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trocar._analysis.analysis_inputs import InputSet
+    from trocar._analysis.analysis_inputs import Batches, InputSet
     from trocar._analysis.comparison import Comparison
     from trocar._analysis.prediction import Activation, ClassOutput, Predictions
+    from trocar._base.call_options import CallOptions
     from trocar._request.edits import Edit
-    from trocar._request.execution import Numerics
     from trocar._request.taps import Tap
     from trocar._result.feature_maps import FeatureMaps
     from trocar._sync.extraction import Extraction
@@ -48,8 +59,8 @@ class Classification:
         top: int = 5,
         activation: Activation = "softmax",
         edits: str | Edit | Sequence[str | Edit] = (),
-        numerics: Numerics | None = None,
         batch_size: int = 32,
+        options: CallOptions | None = None,
     ) -> Predictions:
         """Return the best classes of each sample by name, with their scores.
 
@@ -58,7 +69,8 @@ class Classification:
 
         Args:
             model_id: The id of a loaded model that classifies: one output of shape (batch, classes), or one
-                that is called `logits`.
+                that is called `logits`; or of a causal language model, whose classes are the tokens that
+                may follow each text.
             inputs: One input as in `extract`, a folder, a list of images or texts, an array, or an iterable
                 of batches; see the analysis page.
             top: Number of classes for each sample; all if the model has fewer.
@@ -66,8 +78,8 @@ class Classification:
                 classes, if one is right; "sigmoid" of each, if several may be right; "none" for a model whose
                 output is already probabilities, or for the unchanged output.
             edits: Changes during the pass, as in `extract`.
-            numerics: As in `extract`.
             batch_size: The maximum number of samples in one pass, unless the inputs are batches.
+            options: As in `extract`.
 
         Returns:
             A row for each sample, best class first; prints as a table. Names are empty if the server knows
@@ -80,10 +92,12 @@ class Classification:
             TrocarError: As `extract`; a note names the batch.
         """
         batches = batches_of(inputs, batch_size)
-        output = self.output(model_id)
+        output = self.output(model_id, allow_tokens=True)
+        if output.is_of_tokens:
+            return self._next_tokens(output, batches, top, activation, edits, options)
         collector = PredictionCollector(output, top, activation)
         with self._extraction.extract_stream(
-            model_id, batches, output.selector, edits=edits, numerics=numerics
+            model_id, batches, output.selector, edits=edits, options=options
         ) as stream:
             for result in stream:
                 (values,) = unwrapped(result, batches, model_id).values()
@@ -151,15 +165,22 @@ class Classification:
 
         def add(maps_a: FeatureMaps, maps_b: FeatureMaps) -> None:
             labels = sample_labels(batches, collector.batch_count)
+            before, after = maps_a.get(at[0]), maps_b.get(at[1])
+            if of_tokens:
+                (before, *texts_a, maps_a), (after, *texts_b, maps_b) = (
+                    next_scores(maps, one) for maps, one in zip((maps_a, maps_b), at, strict=True)
+                )
+                changes.spell(*texts_a, *texts_b)
             collector.add(maps_a, maps_b)
-            changes.add(maps_a.get(at[0]), maps_b.get(at[1]), labels)
+            changes.add(before, after, labels)
 
-        side_by_side(
-            self._extraction, models, batches, (collector.taps_a, collector.taps_b), add, ((), edits)
-        )
+        of_tokens = [next_token_tap(one, top) for one in outputs if one is not None and one.is_of_tokens]
+        sides = zip((collector.taps_a, collector.taps_b), of_tokens or (None, None), strict=True)
+        asked_a, asked_b = ([*listed, *([extra] if extra else [])] for listed, extra in sides)
+        side_by_side(self._extraction, models, batches, (asked_a, asked_b), add, ((), edits))
         names = (model_id, edited(models[1]) if edits else models[1])
-        found = collector.result(*names, limit, order)
-        return changes.result(found if is_asked else without_copy(found, at[0]))
+        outcome = collector.result(*names, limit, order)
+        return changes.result(outcome if is_asked else without_copy(outcome, at[0]))
 
     def _sides(
         self, models: tuple[str, str], top: int, activation: Activation
@@ -168,18 +189,55 @@ class Classification:
         check_top(top)
         check_activation(activation)
         try:
-            first = self.output(models[0])
-            second = first if models[0] == models[1] else self.output(models[1])
+            first = self.output(models[0], allow_tokens=True)
+            is_one = models[0] == models[1]
+            second = first if is_one else self.output(models[1], allow_tokens=True)
+            if first.is_of_tokens != second.is_of_tokens:
+                raise ValueError("one model scores classes, and the other the next token")
             sides = [PredictionCollector(output, top, activation) for output in (first, second)]
         except ValueError as error:
             return (None, None), ClassChangeCollector(None, None, f"no classes are compared: {error}")
         return (first, second), ClassChangeCollector(sides[0], sides[1])
 
-    def output(self, model_id: str) -> ClassOutput:
+    def _next_tokens(
+        self,
+        output: ClassOutput,
+        batches: Batches,
+        top: int,
+        activation: Activation,
+        edits: str | Edit | Sequence[str | Edit],
+        options: CallOptions | None,
+    ) -> Predictions:
+        """Return the most likely tokens behind each text."""
+        collector = NextTokenCollector(output, activation)
+        with self._extraction.extract_stream(
+            output.model_id, batches, next_token_tap(output, top), edits=edits, options=options
+        ) as stream:
+            for result in stream:
+                maps = unwrapped(result, batches, output.model_id)
+                collector.add(maps, sample_labels(batches, result.index))
+        return collector.result()
+
+    def output(self, model_id: str, *, allow_tokens: bool = False) -> ClassOutput:
         """Return the place of a model's scores.
+
+        Args:
+            model_id: The model.
+            allow_tokens: Whether they may be of the next token.
 
         Raises:
             ValueError: Its output is not class scores.
         """
         model = self._models.model(model_id)
-        return class_output(model, self._extraction.plan(model_id, None, OUTPUT))
+        plan = self._extraction.plan(model_id, None, OUTPUT)
+        tokens = next_token_output(model_id, plan) if allow_tokens else None
+        try:
+            return class_output(model, plan)
+        except ValueError as error:
+            if tokens is None:
+                raise
+            try:
+                self._extraction.plan(model_id, None, lens(tokens.selector, top_k=1))
+            except InvalidArgumentError:
+                raise error from None
+            return tokens

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trocar._base.delegation import delegate
-from trocar._sync.analyses import Analyses
-from trocar._sync.attributions import Attributions
+from trocar._base.call_options import AS_CONNECTED
+from trocar._base.delegation import delegate, explained
+from trocar._sync.analysis.analyses import Analyses
+from trocar._sync.analysis.attributions import Attributions
+from trocar._sync.analysis.retrieval import Retrieval
 from trocar._sync.classification import Classification
 from trocar._sync.connection import Connection
 from trocar._sync.datasets import Datasets
+from trocar._sync.directions import Directions
 from trocar._sync.edit_store import EditStore
 from trocar._sync.extraction import Extraction
+from trocar._sync.generations import Generations
 from trocar._sync.gradients import Gradients
 from trocar._sync.models import Models
 from trocar._sync.prepared import Preparing
@@ -27,9 +31,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, Self
 
+    from trocar._base.call_options import CallOptions
     from trocar._transport.local import LocalModels, LocalServer
 
 
+@explained
 def connect(  # noqa: PLR0913 - options of one connection, by keyword
     target: str | None = None,
     *,
@@ -39,11 +45,11 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
     retries: int = 4,
     shared_memory: bool | None = None,
     compression: Literal["gzip"] | None = None,
-    cache: bool | None = None,
     direct: bool = True,
     models: LocalModels | None = None,
-    options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     profile: str | None = None,
+    options: CallOptions = AS_CONNECTED,
 ) -> Client:
     """Return a client; the connection is made with the first call.
 
@@ -72,9 +78,6 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
             see `transport`. False: never. True: as None, and `ValueError` if the target is not a Unix socket.
         compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
             about 20 MB/s, and values that repeat. It replaces shared memory.
-        cache: Whether replies may come from the server's feature cache, if it has one. True also sends only a
-            digest of repeated requests, which is faster if inputs repeat. False computes a pass each time.
-            None leaves it to the server.
         direct: Whether calls with tensors go directly to a replica if the server is the gateway of a cluster,
             allows it, and the replica is reached. False: every call goes through the gateway.
         models: With "local", the models to host: names such as ["resnet50", "vit_b_16=random:0"]; an
@@ -82,30 +85,39 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
             weights with the hosted model and is not changed.
-        options: With "local", settings as in the configuration file: "device", "threads", "data_dir",
+        settings: With "local", settings as in the configuration file: "device", "threads", "data_dir",
             "cache_dir" and "limits". Without "data_dir", trainers, data sets and stored edits are in a
             private folder that is deleted when the client is closed or the program ends.
         profile: A profile of `~/.config/trocar/config.toml`, which `trocar login` creates. When None:
             `TROCAR_PROFILE`, or the current one.
+        options: `trocar.options(...)`, the default of calls with tensors.
 
     Raises:
         ValueError: A value or an address is wrong, there is no such profile, a token would be sent over a
-            network in plain text, or `models`, `options` or `tls` cannot be used with the target.
+            network in plain text, or `models`, `settings` or `tls` cannot be used with the target.
         FileNotFoundError: A file of `tls` does not exist.
-        ServerUnavailableError: The target is "local" and the server is not installed.
+        MissingExtraError: The target is "local" and the server is not installed; also an `ImportError`.
         ModelError: The target is "local" and a model cannot be loaded; see its subclasses.
         NotFoundError: The target is "local" and a model or its weights have no such name.
-        InvalidArgumentError: The target is "local" and an option is wrong.
+        InvalidArgumentError: The target is "local" and a setting is wrong.
     """
-    found = connect_settings(target, token, tls, profile)
+    result = connect_settings(target, token, tls, profile)
     chosen = ConnectOptions(
-        found.target, timeout_s, found.token, found.tls, retries, shared_memory, compression, cache, direct
+        result.target,
+        timeout_s,
+        result.token,
+        result.tls,
+        retries,
+        shared_memory,
+        compression,
+        options,
+        direct,
     )
     if target != LOCAL:
-        if models is not None or options is not None:
-            raise ValueError(f"models= and options= need the target {LOCAL!r} only, not with {target!r}")
+        if models is not None or settings is not None:
+            raise ValueError(f"models= and settings= need the target {LOCAL!r} only, not with {target!r}")
         return Client(chosen)
-    local = start_local(() if models is None else models, options)
+    local = start_local(() if models is None else models, settings)
     return Client(replace(chosen, target=local.target), local)
 
 
@@ -123,9 +135,12 @@ class Client:
         self._server = Server(connection, self._models)
         self._extraction = Extraction(connection)
         self._preparing = Preparing(connection, self._extraction)
+        self._generations = Generations(connection)
         self._gradients = Gradients(connection, self._extraction)
+        self._directions = Directions(connection)
         self._edit_store = EditStore(connection)
         self._analyses = Analyses(self._extraction, self._gradients)
+        self._retrieval = Retrieval(self._extraction, self._models)
         self._classification = Classification(self._extraction, self._models)
         self._attributions = Attributions(self._extraction, self._models)
         self._datasets = Datasets(connection)
@@ -170,18 +185,30 @@ class Client:
 
     prepare = delegate("_preparing", Preparing.prepare)
 
+    generate = delegate("_generations", Generations.generate)
+
     gradients = delegate("_gradients", Gradients.gradients)
 
     store_edits = delegate("_edit_store", EditStore.store_edits)
     stored_edits = delegate("_edit_store", EditStore.stored_edits)
     delete_edits = delegate("_edit_store", EditStore.delete_edits)
 
+    fit_direction = delegate("_directions", Directions.fit_direction)
+    directions = delegate("_directions", Directions.directions)
+    direction = delegate("_directions", Directions.direction)
+    store_direction = delegate("_directions", Directions.store_direction)
+    delete_directions = delegate("_directions", Directions.delete_directions)
+
     fid = delegate("_analyses", Analyses.fid)
     cka = delegate("_analyses", Analyses.cka)
+    rsa = delegate("_analyses", Analyses.rsa)
     dead_channels = delegate("_analyses", Analyses.dead_channels)
     diff = delegate("_analyses", Analyses.diff)
     fit_pca = delegate("_analyses", Analyses.fit_pca)
     health = delegate("_analyses", Analyses.health)
+
+    nearest = delegate("_retrieval", Retrieval.nearest)
+    top_inputs = delegate("_retrieval", Retrieval.top_inputs)
 
     predict = delegate("_classification", Classification.predict)
     compare = delegate("_classification", Classification.compare)

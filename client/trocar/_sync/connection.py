@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from weakref import WeakSet
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
+from trocar._base.call_options import check_timeout
 from trocar._base.concurrency import pause
 from trocar._sync.members import Members
 from trocar._sync.replicas import Replicas
@@ -24,7 +25,7 @@ from trocar._transport.channel import (
     Interrupts,
     answer,
     begun,
-    check_timeout,
+    loop_check,
     new_request_id,
     open_channel,
     retire,
@@ -37,6 +38,7 @@ from trocar._wire.digests import SentDigests
 from trocar_api.gateways import GATEWAY_KEY, LISTS_REPLICAS, REPLICA_SERVICE
 from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
+from trocar_api.v1.direction_pb2_grpc import DirectionServiceStub
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
@@ -72,6 +74,7 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = 1
 _GATEWAY_RETURNS_WITHIN_S = 120.0
 """How long calls wait for a gateway that has gone: a new one took 5 s, on a new node up to 50 (measured)."""
+_GENERATE = "/trocar_api.v1.GenerationService/Generate"
 _TRAIN = "/trocar_api.v1.TrainerService/Train"
 
 
@@ -88,6 +91,7 @@ class Connection:
         sharing: Memory shared with the server.
         sent_digests: Digests of what was sent before.
         extract: Extraction, with one message and with several; see `open`.
+        generate: Generation of text, likewise.
         train: A batch of a trainer, likewise.
         is_gateway: Whether the server is a gateway of a cluster; None before the first call.
         replicas: Replicas behind the server; None if it is no gateway of a cluster, or they are not wanted.
@@ -108,10 +112,19 @@ class Connection:
         self.replicas = Replicas(self, Connection) if calls_direct else None
         self.is_gateway: bool | None = None
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied, and so all parts of a client: it has a socket, maybe a token."""
+        raise TypeError(
+            "a client is a connection, which can be neither pickled nor copied: call trocar.connect in each "
+            "process that needs one, and send it addresses and names"
+        )
+
     def _open_channel(self) -> None:
         """Open the channel; make the stubs on it, and what is shared over it."""
         self._channel: Channel = open_channel(self.options)
+        self._is_in_other_loop = loop_check(self._channel)
         self.model_service = ModelServiceStub(self._channel)
+        self.direction_service = DirectionServiceStub(self._channel)
         self.edit_service = EditStoreServiceStub(self._channel)
         self.dataset_service = DatasetServiceStub(self._channel)
         self.extraction_service = ExtractionServiceStub(self._channel)
@@ -124,7 +137,10 @@ class Connection:
         extract_many: StreamStream = self._channel.stream_stream(_EXTRACT, None, None)
         train_one: UnaryStream = self._channel.unary_stream(_TRAIN, None, None)
         train_many: StreamStream = self._channel.stream_stream(_TRAIN, None, None)
+        generate_one: UnaryStream = self._channel.unary_stream(_GENERATE, None, None)
+        generate_many: StreamStream = self._channel.stream_stream(_GENERATE, None, None)
         self.extract = extract_one, extract_many
+        self.generate = generate_one, generate_many
         self.train = train_one, train_many
         self._extract_stream: StreamStream = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
         share = SharedMemoryServiceStub(self._channel).ShareMemory
@@ -192,6 +208,25 @@ class Connection:
         members = self._several()
         return [ask(self)] if members is None else members.everywhere(ask)
 
+    def delete_everywhere(self, delete: Callable[[Connection], object], absent: type[Exception]) -> None:
+        """Delete a named object on every server; at least one has to have it.
+
+        Args:
+            delete: Deletes it on one server.
+            absent: What that raises where the server has no such object; raised if none has.
+        """
+
+        def ask(one: Connection) -> Exception | None:
+            try:
+                delete(one)
+            except absent as error:  # another server may have it
+                return error
+            return None
+
+        missing = self.everywhere(ask)
+        if missing[0] is not None and None not in missing:
+            raise missing[0]
+
     def _several(self) -> Members | None:
         """Return the servers if there are several; the gateways of a cluster are one."""
         members = self._members
@@ -229,7 +264,7 @@ class Connection:
         try:
             reply: Int32Value = self.begin(check, request, timeout=self.timeout(timeout_s), metadata=metadata)
         except grpc.RpcError as error:
-            raise self.converted(error, request_id) from error
+            raise self.converted(error, request_id) from None
         except Interrupts:
             self.reopen()
             raise
@@ -310,7 +345,7 @@ class Connection:
             return attempt(route.connection, max(0.001, deadline - time.monotonic()))
         except grpc.RpcError as error:
             if self._is_closed:
-                raise self._closed() from error
+                raise self._closed() from None
             if not route.falls_back(error, self.converted(error, "")):
                 raise
         finally:
@@ -349,7 +384,7 @@ class Connection:
         Raises:
             ClientClosedError: The connection was closed.
         """
-        if not self._is_closed:
+        if not self._is_closed and not self._is_in_other_loop():
             try:
                 return method(request, **options)
             except ValueError:  # gRPC's own for a closed channel
@@ -416,7 +451,7 @@ class Connection:
                     )
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
-                    raise problem from error
+                    raise problem from None
             except Interrupts:
                 self.reopen()
                 raise
@@ -425,6 +460,12 @@ class Connection:
 
     def _closed(self) -> ClientClosedError:
         target = self.options.target
+        if not self._is_closed and self._is_in_other_loop():
+            return ClientClosedError(
+                f"the client of {target} was connected in another event loop, or outside of any; each "
+                "`asyncio.run` has its own: connect inside of it, "
+                f"`with trocar.connect({target!r}) as client`"
+            )
         return ClientClosedError(
             f"the client of {target} was closed; connect again, `client = trocar.connect({target!r})`, "
             "and make the calls inside of its `with`"

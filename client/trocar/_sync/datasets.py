@@ -58,20 +58,21 @@ class Datasets:
         shards are sent, and none if all are already stored.
 
         Args:
-            source: Arrays, as (inputs, targets) or only inputs, with samples in the first dimension; a folder
-                with one folder for each class, of JPEG, PNG or WebP files, else of `.wav` and `.flac` files,
-                else of `.txt` files, sent unchanged; a `.npz` file with `inputs` and `targets`; a torch
-                Dataset or anything else with `__len__` and `__getitem__`, whose samples are (inputs, target)
-                or (inputs, {name: target}); a Hugging Face dataset; or "torch:module:name" or
-                "hf:name:split:column". Or sound, which the model's feature extractor takes in each fit:
-                `trocar.audio(...)`, or a list of paths, as (sound, labels) or without labels. Or texts, which
-                the model's tokenizer takes in each fit: a list of texts, pairs of texts or lists of token
-                ids, as (texts, labels) or without labels; a `.csv`, `.jsonl` or `.parquet` file with the
-                columns `text` (or `sentence1` and `sentence2`) and `label`, or a Hugging Face dataset with
-                these. Other inputs are arrays of one dtype and shape, which go to the model unchanged; or
-                uint8 (height, width, 3), images, paths or encoded bytes, which are preprocessed.
-            targets: With arrays, texts and sound: one array, or a mapping of several by name; a list of
-                labels for each text labels its tokens. With a table or a Hugging Face dataset: the target
+            source: Arrays, as (inputs, targets) or only inputs, with samples in the first dimension; images
+                or arrays in a list, as (images, targets); a folder with one folder for each class, of JPEG,
+                PNG or WebP files, else of `.wav` and `.flac` files, else of `.txt` files, sent unchanged; a
+                `.npz` file with `inputs` and `targets`; a torch Dataset or anything else with `__len__` and
+                `__getitem__`, whose samples are (inputs, target) or (inputs, {name: target}); a Hugging Face
+                dataset; or "torch:module:name" or "hf:name:split:column". Or sound, which the model's feature
+                extractor takes in each fit: `trocar.audio(...)`, or a list of paths, as (sound, labels) or
+                without labels. Or texts, which the model's tokenizer takes in each fit: a list of texts,
+                pairs of texts or lists of token ids, as (texts, labels) or without labels; a `.csv`, `.jsonl`
+                or `.parquet` file with the columns `text` (or `sentence1` and `sentence2`) and `label`, or a
+                Hugging Face dataset with these. Other inputs are arrays of one dtype and shape, which go to
+                the model unchanged; or uint8 (height, width, 3), images, paths or encoded bytes, which are
+                preprocessed.
+            targets: With arrays, lists, texts and sound: one array, or a mapping of several by name; a list
+                of labels for each text labels its tokens. With a table or a Hugging Face dataset: the target
                 column, or several.
             name: A name for people; derived from the source when empty.
             categories: Names of the classes by label; when None, taken from the source, if it has any.
@@ -111,8 +112,8 @@ class Datasets:
             reply = one.call(one.dataset_service.ListDatasets, dataset_pb2.ListDatasetsRequest())
             return [stored_dataset(message) for message in reply.datasets]
 
-        found = merged(self._connection.everywhere(ask), lambda dataset: dataset.dataset_id)
-        return Listing(found, DATASET_COLUMNS)
+        result = merged(self._connection.everywhere(ask), lambda dataset: dataset.dataset_id)
+        return Listing(result, DATASET_COLUMNS)
 
     def dataset(self, dataset_id: str) -> StoredDataset:
         """Return one data set, including its categories.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trocar._base.tables import Listing
-from trocar._request.stored_edits import EDITS_COLUMNS, check_edits_name, store_request, stored_edits
+from trocar._request.stored.stored_edits import EDITS_COLUMNS, check_edits_name, store_request, stored_edits
 from trocar._sync.members import merged
 from trocar.errors import UnknownEditsError
 from trocar_api.v1 import edit_store_pb2
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trocar._request.edits import Edit
-    from trocar._request.stored_edits import StoredEdits
+    from trocar._request.stored.stored_edits import StoredEdits
     from trocar._sync.connection import Connection
 
 
@@ -66,8 +66,8 @@ class EditStore:
             reply = one.call(one.edit_service.ListEdits, request)
             return [stored_edits(message) for message in reply.stored]
 
-        found = merged(self._connection.everywhere(ask), lambda stored: (stored.model_id, stored.name))
-        return Listing(found, EDITS_COLUMNS)
+        result = merged(self._connection.everywhere(ask), lambda stored: (stored.model_id, stored.name))
+        return Listing(result, EDITS_COLUMNS)
 
     def delete_edits(self, model_id: str, name: str) -> None:
         """Delete stored edits, on each of several servers; running calls that use them are not affected.
@@ -82,13 +82,7 @@ class EditStore:
         """
         request = edit_store_pb2.DeleteEditsRequest(model_id=model_id, name=check_edits_name(name))
 
-        def ask(one: Connection) -> UnknownEditsError | None:
-            try:
-                one.call(one.edit_service.DeleteEdits, request)
-            except UnknownEditsError as error:  # another server may have them
-                return error
-            return None
+        def delete(one: Connection) -> object:
+            return one.call(one.edit_service.DeleteEdits, request)
 
-        unknown = self._connection.everywhere(ask)
-        if unknown[0] is not None and None not in unknown:
-            raise unknown[0]
+        self._connection.delete_everywhere(delete, UnknownEditsError)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._base.concurrency import pause
-from trocar._base.delegation import taking
+from trocar._base.delegation import explained, taking
 from trocar._extras import need_for_source
 from trocar._request.training.fit_parts import FitOptions, fit_spec
 from trocar._result.fit_progress import make_progress
@@ -46,6 +46,7 @@ class Trainer(TrainerCalls):
         trainer_id: Can be used as a model id in every call of the client.
     """
 
+    @explained
     @taking(FitCall)
     def fit(self, options: FitCall) -> History:  # noqa: D417 - its arguments are the fields
         """Train for some epochs on the server, and return the history.
@@ -68,9 +69,9 @@ class Trainer(TrainerCalls):
             shuffle: Whether epoch e uses the samples in the order of `torch.randperm(n, generator=G)`, G
                 seeded with the trainer's seed + e.
             drop_last: Whether a last batch of fewer samples is left out.
-            metrics: Names or `trocar.metric(...)`.
-            augment: Names or `trocar.augmentation(...)`: torchvision's v2 transforms, in this order.
-            early_stop: `trocar.early_stop(...)`.
+            metrics: Names or `trocar.training.metric(...)`.
+            augment: Names or `trocar.training.augmentation(...)`: torchvision's v2 transforms, in this order.
+            early_stop: `trocar.training.early_stop(...)`.
             checkpoint_every: Updates between two checkpoints; one at the end of each epoch when 0.
             feature_cache: Whether to cache the outputs of a frozen prefix if the result is bit-equal.
             max_tokens: For a data set of texts: the maximum number of tokens of a text; the model's maximum
@@ -90,6 +91,7 @@ class Trainer(TrainerCalls):
             first = self._start(options, bar.show_upload)
             return self._followed(first, bar, options.on_event)
 
+    @explained
     def wait(
         self,
         event_number: int | None = None,
@@ -114,6 +116,7 @@ class Trainer(TrainerCalls):
         with make_progress(progress) as bar:
             return self._followed(event_number, bar, on_event)
 
+    @explained
     @taking(StartFitCall)
     def start_fit(self, options: StartFitCall) -> int:  # noqa: D417 - as in fit
         """Start a fit and return at once; see `fit` for the arguments.
@@ -169,7 +172,7 @@ class Trainer(TrainerCalls):
                     problem = connection.converted(error, request_id)
                     after_s = attempts.pause_after(problem, error)
                     if after_s is None:
-                        raise problem from error
+                        raise problem from None
                     pause_s = after_s
             except Interrupts:
                 connection.reopen()
@@ -179,14 +182,17 @@ class Trainer(TrainerCalls):
                     call.cancel()
             pause(pause_s)
 
+    @explained
     def pause(self) -> str:
         """Pause the fit after the current batch; it can be resumed, also after a restart of the server."""
         return self._control(pb.FIT_COMMAND_PAUSE)
 
+    @explained
     def resume(self) -> str:
         """Resume a paused fit."""
         return self._control(pb.FIT_COMMAND_RESUME)
 
+    @explained
     def cancel(self) -> str:
         """End the fit after the current batch; the trainer keeps its current weights."""
         return self._control(pb.FIT_COMMAND_CANCEL)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trocar._request.execution import Execution
+from trocar._base.call_options import over
+from trocar._request.execution import execution_of
 from trocar._request.objectives import as_objective
 from trocar._request.surgery import make_surgery
 from trocar._wire.replies import ReplyAssembler
@@ -13,10 +14,10 @@ from trocar._wire.requests import extract_call, gradient_taps
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trocar._base.call_options import CallOptions
     from trocar._base.tensors import Array
     from trocar._request.edits import Edit
     from trocar._request.inputs import Inputs
-    from trocar._request.narrow import Wire
     from trocar._request.objectives import Objective
     from trocar._request.taps import Tap
     from trocar._result.feature_maps import FeatureMaps
@@ -33,7 +34,7 @@ class Gradients:
     """
 
     def __init__(self, connection: Connection, extraction: Extraction) -> None:
-        self._options = connection.options
+        self._defaults = connection.options.calls
         self._extraction = extraction
 
     def gradients(  # noqa: PLR0913 - options of one call, by keyword
@@ -47,10 +48,8 @@ class Gradients:
         edits: str | Edit | Sequence[str | Edit] = (),
         sources: Mapping[str, Inputs] | None = None,
         out: Mapping[str, Array] | None = None,
-        timeout_s: float | None = None,
-        chunk_bytes: int | str | None = None,
-        wire: Wire | None = None,
         adapter: str = "",
+        options: CallOptions | None = None,
     ) -> FeatureMaps:
         """Run one forward and one backward pass and return gradients at any number of places.
 
@@ -76,10 +75,8 @@ class Gradients:
                 backward pass.
             sources: As in `extract`.
             out: As in `extract`.
-            timeout_s: Overrides the client's timeout for this call, in seconds.
-            chunk_bytes: As in `extract`.
-            wire: As in `extract`; gradients lose the same precision as values.
             adapter: As in `extract`.
+            options: As in `extract`; gradients are exact, and lose the same precision as values on the wire.
 
         Returns:
             The gradients by name, each of its value's shape, then the values of `taps`.
@@ -93,18 +90,18 @@ class Gradients:
             ValueError: `at` is empty.
         """
         surgery, wanted = make_surgery(edits, as_objective(of), sources), gradient_taps(at, taps)
-        execution = Execution(cache=self._options.cache is not False)
+        how = self._defaults if options is None else over(options, self._defaults)
         request = extract_call(
             model_id,
             inputs,
             wanted,
-            chunk_bytes,
+            how.chunk_bytes,
             surgery=surgery,
-            execution=execution,
-            wire=wire,
+            execution=execution_of(how),
+            wire=how.wire,
             adapter=adapter,
         )
         reply = ReplyAssembler(
-            model_id, out, objective_offset=surgery.objective_offset, widens=wire is not None
+            model_id, out, objective_offset=surgery.objective_offset, widens=how.wire is not None
         )
-        return self._extraction.collect(request, reply, timeout_s, self._options.cache)
+        return self._extraction.collect(request, reply, how.timeout_s, how.cache)

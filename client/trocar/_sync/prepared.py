@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trocar._base.call_options import over
 from trocar._base.concurrency import Lock, compute, pause
-from trocar._request.execution import Execution
+from trocar._request.execution import execution_of
 from trocar._request.inputs import wire_inputs
 from trocar._request.surgery import make_surgery
 from trocar._transport.call_sockets import NoRoomError, NotPreparedError, PreparedCallError
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from trocar._base.call_options import CallOptions, Wire
     from trocar._base.tensors import Array
     from trocar._request.edits import Edit
-    from trocar._request.execution import Numerics, Priority
     from trocar._request.inputs import Inputs
-    from trocar._request.narrow import Wire
     from trocar._request.objectives import Objective
     from trocar._request.taps import Tap
     from trocar._result.feature_maps import FeatureMaps
@@ -68,13 +68,8 @@ class Preparing:
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
         sources: Mapping[str, Inputs] | None = None,
-        numerics: Numerics | None = None,
-        merge: bool = True,
-        cache: bool | None = None,
-        priority: Priority = "normal",
-        timeout_s: float | None = None,
-        wire: Wire | None = None,
         adapter: str = "",
+        options: CallOptions | None = None,
     ) -> PreparedExtraction:
         """Prepare an `extract` that is called often, with inputs of one shape and dtype.
 
@@ -95,28 +90,34 @@ class Preparing:
             edits: As in `extract`. Their arrays are those of now.
             of: As in `extract`.
             sources: As in `extract`. Their arrays are those of now.
-            numerics: As in `extract`.
-            merge: As in `extract`.
-            cache: As in `extract`.
-            priority: As in `extract`.
-            timeout_s: Overrides the client's timeout for the pass on the example, in seconds.
-            wire: As in `extract`.
             adapter: As in `extract`.
+            options: As in `extract`; `timeout_s` is that of the pass on the example.
 
         Raises:
             TrocarError: As `extract`.
             ValueError: As `extract`.
         """
         start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
-        chosen = self._connection.options.cache if cache is None else cache
-        execution = Execution(numerics, merge, chosen is not False, priority)
-        request = extract_call(model_id, inputs, taps, None, start, surgery, execution, wire, adapter)
+        defaults = self._connection.options.calls
+        how = defaults if options is None else over(options, defaults)
+        request = extract_call(
+            model_id, inputs, taps, how.chunk_bytes, start, surgery, execution_of(how), how.wire, adapter
+        )
         own_copies = [memoryview(bytes(payload)) for payload in request.payloads]
         call = ExtractCall(request.head, own_copies)
-        reply = ReplyAssembler(model_id, objective_offset=surgery.objective_offset, widens=wire is not None)
-        self._extraction.collect(call, reply, timeout_s, chosen)
+        reply = ReplyAssembler(
+            model_id, objective_offset=surgery.objective_offset, widens=how.wire is not None
+        )
+        self._extraction.collect(call, reply, how.timeout_s, how.cache)
         return PreparedExtraction(
-            self._connection, self._extraction, call, inputs, reply, surgery.objective_offset, wire, chosen
+            self._connection,
+            self._extraction,
+            call,
+            inputs,
+            reply,
+            surgery.objective_offset,
+            how.wire,
+            how.cache,
         )
 
 
@@ -206,7 +207,7 @@ class PreparedExtraction:
         arguments, payloads = wire_inputs(inputs, self._wire)
         if arguments != self._arguments:
             raise ValueError(
-                "the inputs differ from those of `prepare` in number, shape or dtype; prepare another "
+                "the inputs differ from `prepare`'s in number, shape or dtype; prepare another "
                 "request, or use `extract`"
             )
         return payloads
@@ -240,7 +241,7 @@ class PreparedExtraction:
                 attempts = attempts or self._connection.attempts(limit_s, began_at=began_at)
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
-                    raise problem from error
+                    raise problem from None
                 pause(pause_s)
                 left_s = attempts.remaining_s
             else:
@@ -270,7 +271,7 @@ class PreparedExtraction:
         return maps
 
     def _open(self) -> CallSocket | None:
-        """Return the open call socket; open it if there is none, and the server may offer one."""
+        """Return the open call socket; open one if the server may offer it."""
         calls = self._calls
         if calls is not None and calls.is_open:
             return calls

@@ -144,8 +144,8 @@ class Replicas:
                 if listing is None or listing.until < time.monotonic():
                     listing = self._listings[model_id] = self._listed(model_id, timeout_s)
         # Of two at random the better one: everybody's best one as of the last look-up would be overrun.
-        found = listing.replicas
-        pair = random.sample(found, min(2, len(found)))
+        result = listing.replicas
+        pair = random.sample(result, min(2, len(result)))
         return Route(min(pair, key=Direct.cost), listing) if pair else None
 
     def reopen(self, longest_s: float) -> None:
@@ -180,7 +180,7 @@ class Replicas:
         return _Listing(reached, time.monotonic() + (valid_s or _LONGEST_PAUSE_S))
 
     def _reached(self, listed: Iterable[Replica], limit_s: float) -> list[Direct]:
-        """Return those of a list that answer; if the first one does not, the others are not tried."""
+        """Return the replicas of a list that answer; none if the first one does not."""
         reached: list[Direct] = []
         for entry in sorted(listed, key=lambda entry: entry.waiting_s):
             direct = self._direct(entry)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import grpc
 from safetensors.numpy import load
 
+from trocar._base.call_options import CallOptions
 from trocar._base.concurrency import Condition, pause
-from trocar._base.replacement import write_file
+from trocar._base.delegation import explained
+from trocar._base.replacement import safetensors_path, write_file
 from trocar._base.tables import Listing, html_facts
 from trocar._request.training.adapter_files import (
     ADAPTER_CONFIG,
@@ -27,6 +29,7 @@ from trocar._result.trainer_types import (
 )
 from trocar._sync.connection import Connection
 from trocar._sync.extraction import Extraction
+from trocar._sync.generations import Generations
 from trocar._sync.gradients import Gradients
 from trocar._transport.channel import Interrupts, new_request_id
 from trocar._transport.downloads import Download
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from trocar._result.feature_maps import FeatureMaps
     from trocar._result.trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
     from trocar._sync.client import Client
+    from trocar._sync.generation import Generation
     from trocar._wire.requests import ExtractCall
     from trocar._wire.trainer_requests import Targets
 
@@ -82,6 +86,7 @@ class TrainerCalls:
             return html_facts({"trainer": self.trainer_id}, caption)
         return html_facts({title: text(self._newest) for title, text in TRAINER_COLUMNS.items()}, caption)
 
+    @explained
     def info(self) -> TrainerInfo:
         """Return the current state of the trainer; like every call, this renews its time to live.
 
@@ -116,7 +121,7 @@ class TrainerCalls:
         Raises:
             TargetRejectedError: The targets do not fit the loss.
             NonFiniteStepError: The loss or a gradient is not finite; the trainer is unchanged.
-            TrainerBusyError: A fit is running.
+            TrainerBusyError: A fit is running, or text is being generated with the weights.
             TrainerBrokenError: The trainer must be restored from a checkpoint first.
             StepOutOfOrderError: `number` is not the next one.
             SpoolFailedError: Saved tensors could not be written to the server's disk; the trainer is
@@ -125,6 +130,7 @@ class TrainerCalls:
         """
         return self._numbered(pb.TRAIN_KIND_STEP, inputs, targets, number, timeout_s)
 
+    @explained
     def forward_backward(
         self,
         inputs: Inputs,
@@ -136,6 +142,7 @@ class TrainerCalls:
         """Run a forward and a backward pass, and accumulate gradients. See `step`."""
         return self._numbered(pb.TRAIN_KIND_FORWARD_BACKWARD, inputs, targets, number, timeout_s)
 
+    @explained
     def optimizer_step(self, *, number: int | None = None, timeout_s: float | None = None) -> StepResult:
         """Update the weights with the accumulated gradients. See `step`."""
         chosen, is_applied = self._numbering.take(number, timeout_s), False
@@ -147,6 +154,7 @@ class TrainerCalls:
             self._numbering.end(is_applied=is_applied)
         return step_result(reply.result)
 
+    @explained
     def evaluate(
         self, inputs: Inputs, targets: Targets = None, *, timeout_s: float | None = None
     ) -> Evaluation:
@@ -160,22 +168,42 @@ class TrainerCalls:
         call = self._batches.convert(inputs, targets).call(self.trainer_id, pb.TRAIN_KIND_EVALUATE)
         return evaluation(self._train(call, timeout_s))
 
+    @explained
     def predict(self, inputs: Inputs, *, timeout_s: float | None = None) -> Array:
         """Return the model's output in eval mode, for example logits (batch, classes)."""
-        maps = self._extraction.extract(self.trainer_id, inputs, taps="/out", timeout_s=timeout_s)
+        maps = self._extraction.extract(
+            self.trainer_id, inputs, taps="/out", options=CallOptions(timeout_s=timeout_s)
+        )
         return next(iter(maps.values()))
 
+    @explained
     def extract(
         self, inputs: Inputs | None, taps: str | Tap | Sequence[str | Tap], **options: Any
     ) -> FeatureMaps:
         """Return feature maps with the current weights; options as in `Client.extract`."""
         return self._extraction.extract(self.trainer_id, inputs, taps, **options)
 
+    @explained
     def gradients(self, inputs: Inputs | None, *, of: Objective, **options: Any) -> FeatureMaps:
         """Return gradients with the current weights; options as in `Client.gradients`."""
         gradients = Gradients(self._connection, self._extraction)
         return gradients.gradients(self.trainer_id, inputs, of=of, **options)
 
+    @explained
+    def generate(self, prompt: Inputs, **options: Any) -> Generation:
+        """Generate the texts that follow prompts, with the current weights.
+
+            run = trainer.generate(["a prompt"], n=8, temperature=1.0)
+
+        Prompts and options: see `Client.generate`. A run has one version of the weights: until
+        it ends, calls that would change them are refused.
+
+        Raises:
+            TrainerBusyError: A fit is running.
+        """
+        return Generations(self._connection).generate(self.trainer_id, prompt, **options)
+
+    @explained
     def save(self, note: str = "", *, timeout_s: float | None = None) -> Checkpoint:
         """Write a checkpoint, which survives a crash of the server after this returns.
 
@@ -186,6 +214,7 @@ class TrainerCalls:
         reply = self._connection.call(self._connection.trainer_service.SaveTrainer, request, timeout_s)
         return checkpoint(reply.checkpoint)
 
+    @explained
     def restore(self, checkpoint_number: int | None = None, *, timeout_s: float | None = None) -> TrainerInfo:
         """Restore a checkpoint: weights, optimizer, schedule, buffers, random numbers.
 
@@ -202,12 +231,14 @@ class TrainerCalls:
         self._numbering.forget()
         return trainer_info(reply.trainer)
 
+    @explained
     def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, oldest first."""
         request = pb.ListCheckpointsRequest(trainer_id=self.trainer_id)
         reply = self._connection.call(self._connection.trainer_service.ListCheckpoints, request)
         return Listing(map(checkpoint, reply.checkpoints), CHECKPOINT_COLUMNS)
 
+    @explained
     def export(
         self, path: str | os.PathLike[str], *, optimizer: bool = False, timeout_s: float | None = None
     ) -> Path:
@@ -219,11 +250,16 @@ class TrainerCalls:
             path: The file; an existing one is replaced.
             optimizer: Whether to add the optimizer's state, under names that begin with `optimizer.`.
             timeout_s: Overrides the client's timeout, in seconds; a download that takes longer is resumed.
-        """
-        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, has_optimizer=optimizer)
-        self._download(Path(path), request, timeout_s)
-        return Path(path)
 
+        Raises:
+            ValueError: The file's name does not end in `.safetensors`.
+        """
+        target = safetensors_path(path)
+        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, has_optimizer=optimizer)
+        self._download(target, request, timeout_s)
+        return target
+
+    @explained
     def export_adapter(self, folder: str | os.PathLike[str], *, timeout_s: float | None = None) -> Path:
         """Write the LoRA adapter, and a new head, to a folder as PEFT does.
 
@@ -242,8 +278,9 @@ class TrainerCalls:
         write_file(home / ADAPTER_CONFIG, config, is_durable=True)
         return home
 
+    @explained
     def load_adapter(self, folder: str | os.PathLike[str], *, timeout_s: float | None = None) -> Checkpoint:
-        """Replace the weights of the adapter, and of a new head, by those of a PEFT folder.
+        """Replace the weights of the adapter, and of a new head, by a PEFT folder's.
 
         Optimizer and counters do not change; a checkpoint is written.
 
@@ -285,13 +322,14 @@ class TrainerCalls:
                     problem = connection.converted(error, "")
                     pause_s = attempts.pause_after(problem, error, is_slow=is_slow and has_moved)
                     if pause_s is None:
-                        raise problem from error
+                        raise problem from None
                     pause(pause_s)
                 except Interrupts:
                     connection.reopen()
                     raise
         return download.adapter_config
 
+    @explained
     def parameter_gradients(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Return the accumulated gradients by parameter: after rules, before `clip_norm`.
 
@@ -305,9 +343,10 @@ class TrainerCalls:
             for message in self._exported(request, timeout_s, request_id):
                 pieces.append(message.data)
         except grpc.RpcError as error:
-            raise self._connection.converted(error, request_id) from error
+            raise self._connection.converted(error, request_id) from None
         return load(b"".join(pieces))
 
+    @explained
     def publish(
         self, model_id: str, *, categories: Sequence[str] = (), timeout_s: float | None = None
     ) -> str:
@@ -332,6 +371,7 @@ class TrainerCalls:
         reply = self._connection.call(self._connection.trainer_service.PublishTrainer, request, timeout_s)
         return reply.model_id
 
+    @explained
     def close(self) -> None:
         """Close the trainer and delete its checkpoints; no effect if it is closed already."""
         request = pb.CloseTrainerRequest(trainer_id=self.trainer_id)

@@ -34,9 +34,9 @@ class Trainers:
                 "resnet18",
                 head=10,
                 trainable=["layer4", "fc"],
-                optimizer=trocar.adamw(lr=1e-3),
-                gradient_rules=[trocar.clamp("fc.*", -0.1, 0.1)],
-                saved_tensors=trocar.spool(budget_bytes=256 << 20),
+                optimizer=trocar.training.adamw(lr=1e-3),
+                gradient_edits=[trocar.training.gradient_edit("fc.*", "clamp", -0.1, 0.1)],
+                saved_tensors=trocar.training.save_on_disk(budget_bytes=256 << 20),
             )
             (trainer.step(images, labels)).loss
 
@@ -47,17 +47,19 @@ class Trainers:
 
         Args:
             model_id: The id of a loaded model.
-            head: A new classifier: its number of classes, or `trocar.head(...)`; the model's own when None.
+            head: A new classifier: its number of classes, or `trocar.training.head(...)`; the model's own
+                when None.
             trainable: Trained modules (all of their parameters) and parameters by selector; everything when
                 empty. A new head is always trained.
-            losses: Terms of the loss: names or `trocar.loss_term(...)`; cross-entropy when empty.
-            optimizer: `trocar.sgd(...)`, `adam`, `adamw`, `rmsprop`, `adagrad`, `lbfgs`; SGD with a rate of
-                0.01 when None.
-            schedule: `trocar.schedule(...)`; constant rates when None.
-            gradient_rules: `trocar.clamp(...)`, `trocar.gradient_rule(...)`, in this order, before gradients
-                are accumulated.
-            saved_tensors: `trocar.spool(...)` or `trocar.host_memory()`; on the device when None.
-            regularizers: `trocar.regularizer(...)`, added to the loss.
+            losses: Terms of the loss: names or `trocar.training.loss_term(...)`; cross-entropy when empty.
+            optimizer: `trocar.training.sgd(...)`, `adam`, `adamw`, `rmsprop`, `adagrad`, `lbfgs`; SGD with a
+                rate of 0.01 when None.
+            schedule: `trocar.training.schedule(...)`; constant rates when None.
+            gradient_edits: `trocar.training.gradient_edit(...)`, in this order, before gradients are
+                accumulated.
+            saved_tensors: `trocar.training.save_on_disk(...)` or `trocar.training.save_on_host()`; on the
+                device when None.
+            regularizers: `trocar.training.regularizer(...)`, added to the loss.
             train_mode: Modules that are in train mode although none of their parameters is trained.
             activation_checkpointing: Modules whose values are recomputed in the backward pass instead of
                 saved.
@@ -69,8 +71,8 @@ class Trainers:
             seed: Seed of the head, of dropout and of the order of the data.
             deterministic: Whether only deterministic algorithms are used.
             on_nonfinite: Handling of a step whose loss or gradients are not finite: "fail" or "skip".
-            adapter: A LoRA adapter, trained instead of the model's parameters: a rank for every linear layer,
-                `trocar.lora(...)` or `trocar.lora_from(...)`; none when None.
+            lora: A LoRA adapter, trained instead of the model's parameters: a rank for every linear layer,
+                `trocar.training.lora(...)` or `trocar.training.lora_from(...)`; none when None.
             ttl_s: Seconds after its last use until it is closed; the server's limit when None.
             timeout_s: Overrides the client's timeout, in seconds.
 
@@ -85,9 +87,9 @@ class Trainers:
         reply = home.call(home.trainer_service.CreateTrainer, request, options.timeout_s)
         trainer = Trainer(home, reply.trainer.trainer_id)
         trainer._newest = trainer_info(reply.trainer)
-        if isinstance(options.adapter, Lora) and options.adapter.folder is not None:
+        if isinstance(options.lora, Lora) and options.lora.folder is not None:
             try:
-                trainer.load_adapter(options.adapter.folder, timeout_s=options.timeout_s)
+                trainer.load_adapter(options.lora.folder, timeout_s=options.timeout_s)
             except BaseException:
                 trainer.close()
                 raise
@@ -108,11 +110,11 @@ class Trainers:
         """
 
         def ask(one: Connection) -> Trainer:
-            found = Trainer(one, trainer_id)
-            info = found.info()
+            result = Trainer(one, trainer_id)
+            info = result.info()
             if info.skipped_checkpoints:
                 warnings.warn("; ".join(info.notices), RuntimeWarning, stacklevel=2)
-            return found
+            return result
 
         return self._connection.find(ask)
 
@@ -129,8 +131,10 @@ class Trainers:
             reply = one.call(one.trainer_service.ListTrainers, pb.ListTrainersRequest())
             return [trainer_info(message) for message in reply.trainers]
 
-        found = merged(self._connection.everywhere(ask), lambda info: info.trainer_id)
-        return Listing(sorted(found, key=lambda info: (bool(info.problem), info.created_at)), TRAINER_COLUMNS)
+        result = merged(self._connection.everywhere(ask), lambda info: info.trainer_id)
+        return Listing(
+            sorted(result, key=lambda info: (bool(info.problem), info.created_at)), TRAINER_COLUMNS
+        )
 
     def unpublish(self, model_id: str) -> None:
         """Remove a model that you published, from memory and from the server's disk.

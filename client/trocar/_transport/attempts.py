@@ -31,7 +31,7 @@ class Attempts:
                 problem = converted(error)
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
-                    raise problem from error
+                    raise problem from None
             pause(pause_s)
 
     Pauses begin with 0.1 s and double up to 2 s. A busy server sends a retry delay; up to half of it is
@@ -78,7 +78,7 @@ class Attempts:
         return max(0.001, self._deadline - time.monotonic())
 
     def pause_after(self, problem: Exception, error: grpc.RpcError, *, is_slow: bool = False) -> float | None:
-        """Count a failure, and return the pause before the next attempt; None if there is none.
+        """Count a failure, and return the pause before the next attempt, or None.
 
         Args:
             problem: The failure as an exception.

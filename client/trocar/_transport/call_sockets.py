@@ -151,8 +151,8 @@ def connect_socket(prepared: pb.PreparedCalls, folder: Path = FOLDER) -> tuple[s
 def _mapped(prepared: pb.PreparedCalls, descriptors: list[int]) -> SlotMemory:
     layout = SlotLayout(prepared.payload_byte_count, prepared.reply_byte_count, prepared.head_byte_count)
     byte_count = layout.slot_bytes * prepared.slot_count
-    found = os.fstat(descriptors[0]) if len(descriptors) == 1 else None
-    if found is None or not stat.S_ISREG(found.st_mode) or not 0 < byte_count <= found.st_size:
+    result = os.fstat(descriptors[0]) if len(descriptors) == 1 else None
+    if result is None or not stat.S_ISREG(result.st_mode) or not 0 < byte_count <= result.st_size:
         raise ValueError("the server has not handed over the memory that it announced")
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     return SlotMemory(mmap.mmap(descriptors[0], byte_count, flags), layout, prepared.slot_count)
@@ -278,7 +278,7 @@ class AsyncCallSocket(_Slots):
             raise
 
     def take(self) -> int | None:
-        """Return a free slot, which is then in use; None if there is none."""
+        """Return a free slot, which is then in use, or None."""
         return self._free.pop() if self._free else None
 
     async def call(self, slot: int, request_id: str, timeout_s: float) -> bytes:
@@ -370,7 +370,7 @@ class CallSocket(_Slots):
             timer.cancel()
 
     def take(self) -> int | None:
-        """Return a free slot, which is then in use; None if there is none."""
+        """Return a free slot, which is then in use, or None."""
         with self._changed:
             if not self._free and self._given_up and not self._is_read:
                 self._receive_all()

@@ -1,7 +1,7 @@
 """Channels to a server, for both clients: credentials, limits, retries."""
 
+import asyncio
 import json
-import math
 import os
 import re
 import sys
@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 from grpc.experimental import ChannelOptions
 
+from trocar._base.call_options import AS_CONNECTED, CallOptions, check_options, check_timeout
 from trocar._transport.targets import addresses_of, certificate_host, listed_target
 from trocar_api.versions import VERSION_KEY
 
@@ -145,8 +146,8 @@ class ConnectOptions:
 
     compression: Literal["gzip"] | None = None
     """What messages are compressed with, in both directions."""
-    cache: bool | None = None
-    """Whether calls may be answered from the server's feature cache; with True by digest first."""
+    calls: CallOptions = AS_CONNECTED
+    """The default of calls with tensors."""
 
     direct: bool = True
     """Whether replicas of a cluster are called directly where a gateway names them and they are reached."""
@@ -157,11 +158,15 @@ class ConnectOptions:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
+        check_options(self.calls)
         if self.compression not in (None, "gzip"):
             raise ValueError(f"compression={self.compression!r} is neither 'gzip' nor None")
         if not self.target.strip():
             raise ValueError("the address of the server is empty; write host:port")
         addresses_of(self.target)
+        given: object = self.token
+        if not isinstance(given, str | None):
+            raise TypeError(f"token is {type(given).__name__}; give a text")
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ValueError(
                 "the token has characters that a header cannot contain; check for a copied line end"
@@ -201,13 +206,34 @@ class ConnectOptions:
 
 
 def open_async_channel(options: ConnectOptions) -> AsyncChannel:
-    """Open a channel for asyncio; connecting happens with the first call."""
+    """Open a channel of the asyncio API; connecting happens with the first call.
+
+    Raises:
+        ValueError: No event loop is there to which it could belong.
+    """
     target = _grpc_target(options)
-    if options.tls:
-        return grpc.aio.secure_channel(
-            target, _credentials(options.tls), channel_options(options), _compression(options)
-        )
-    return grpc.aio.insecure_channel(target, channel_options(options), _compression(options))
+    try:
+        if options.tls:
+            return grpc.aio.secure_channel(
+                target, _credentials(options.tls), channel_options(options), _compression(options)
+            )
+        return grpc.aio.insecure_channel(target, channel_options(options), _compression(options))
+    except RuntimeError:  # asyncio's, in gRPC
+        raise ValueError(
+            "no event loop runs here: call `trocar.aio.connect` in a coroutine, such as that of `asyncio.run`"
+        ) from None
+
+
+def async_loop_check(channel: object) -> Callable[[], bool]:
+    """Return whether another event loop runs than the one of a channel of grpc.aio, as a function."""
+    own = getattr(channel, "_loop", None)  # grpc (1.81) chooses it, also where none runs
+    return lambda: own is not None and asyncio.get_running_loop() is not own
+
+
+def loop_check(channel: object) -> Callable[[], bool]:
+    """Return False, as a function: a channel without an event loop can be used in any."""
+    del channel
+    return bool
 
 
 def open_channel(options: ConnectOptions) -> Channel:
@@ -226,6 +252,8 @@ def open_channel(options: ConnectOptions) -> Channel:
 # between them and the `with` leaves a lock held for ever, by the thread that was interrupted. That thread may
 # take it again, but gRPC's own threads wait for it, and with them every stream. Nothing tells whether it is
 # so: after an interrupted call the client uses another channel, which shares the connection of the old one.
+# An interrupt between the moment when gRPC starts a call and the one when it returns it leaves nothing to
+# cancel: the server completes that call, and its end on the old channel is not read.
 
 
 def retire(channel: Any, after_s: float) -> None:
@@ -235,12 +263,18 @@ def retire(channel: Any, after_s: float) -> None:
         time.sleep(after_s)
         channel.close()
 
-    _aside(close)
+    if not sys.is_finalizing():  # see `end_call`
+        _aside(close)
 
 
 def end_call(call: Any) -> None:
-    """Cancel a call, in a thread that may wait for gRPC's locks for ever; returns when it is, or soon."""
-    _aside(call.cancel).join(_ENDED_WITHIN_S)
+    """Cancel a call, in a thread that may wait for gRPC's locks without end; returns when it is, or soon.
+
+    Not while the interpreter ends: no thread can start then, and `Thread.start` would never return (Python
+    3.11). A stream in an error's traceback is collected only then.
+    """
+    if not sys.is_finalizing():
+        _aside(call.cancel).join(_ENDED_WITHIN_S)
 
 
 def _aside(end: Callable[[], object]) -> threading.Thread:
@@ -303,17 +337,6 @@ def own_version() -> str:
 def new_request_id() -> str:
     """Return the id of one call, which the server's log has, too."""
     return uuid4().hex
-
-
-def check_timeout(timeout_s: float) -> float:
-    """Return a timeout as it is.
-
-    Raises:
-        ValueError: It is not a finite positive number.
-    """
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise ValueError(f"timeout_s={timeout_s} is not a finite number of seconds above 0")
-    return timeout_s
 
 
 def is_loopback(target: str) -> bool:
@@ -413,10 +436,10 @@ def _pem(name: str, source: str | os.PathLike[str] | bytes | None, kind: str) ->
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
     if f"{kind}-----".encode() not in content:
         where = "the bytes" if isinstance(source, bytes) else str(source)
-        found = re.search(rb"-----BEGIN ([A-Z ]+)-----", content)
+        match = re.search(rb"-----BEGIN ([A-Z ]+)-----", content)
         what = (
-            f"a {found[1].decode().lower()}"
-            if found
+            f"a {match[1].decode().lower()}"
+            if match
             else "no PEM; openssl x509 -inform der -in FILE converts it"
         )
         raise ValueError(f"{name} of TlsOptions: {where} should hold a {kind.lower()} in PEM, and is {what}")

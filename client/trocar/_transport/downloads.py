@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from errno import EISDIR
 from typing import TYPE_CHECKING
 
-from trocar._base.replacement import replacement
+from trocar._base.replacement import open_replacement
 from trocar.errors import BadReplyError
 
 if TYPE_CHECKING:
@@ -40,16 +39,14 @@ class Download:
     def __enter__(self) -> Self:
         if self._path.is_dir():
             raise IsADirectoryError(EISDIR, "is a folder; give a file", str(self._path))
-        with ExitStack() as files:
-            partial = files.enter_context(replacement(self._path, is_durable=True))
-            self._file = files.enter_context(partial.open("wb"))
-            self._files = files.pop_all()
+        self._context = open_replacement(self._path, is_durable=True)
+        self._file = self._context.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._files.__exit__(kind, error, traceback)  # the file is closed before it gets its name
+        self._context.__exit__(kind, error, traceback)  # the file is closed before it gets its name
 
     def add(self, message: ExportTrainerResponse) -> None:
         """Add the next chunk.

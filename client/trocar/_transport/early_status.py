@@ -34,8 +34,8 @@ class AsyncStatusKept:
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
         """Return the metadata that came with the status; waits for it."""
-        found: grpc.aio.Metadata = await self._call.trailing_metadata()
-        return found
+        result: grpc.aio.Metadata = await self._call.trailing_metadata()
+        return result
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
@@ -92,7 +92,7 @@ def status_kept(call: Any) -> StreamedCall:
 
 
 def _known(value: Coroutine[Any, Any, Any]) -> Any:
-    """Return what a coroutine returns without waiting, as those of an ended call do; None if it waits.
+    """Return what a coroutine returns without waiting, as for an ended call; None if it waits.
 
     Later its answer may be another one.
     """

@@ -5,13 +5,15 @@ It is found through the entry-point group `trocar.local`: the client never impor
 
 import asyncio
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 from weakref import finalize
 
-from trocar.errors import EXCEPTIONS, ServerUnavailableError
+from trocar.errors import EXCEPTIONS, MissingExtraError, ServerUnavailableError
 from trocar_api.reasons import ErrorReason
 
 GROUP = "trocar.local"
+_OF_TORCH = ("torch", "torchvision")
 
 LocalModels: TypeAlias = Any
 """Names of models, modules, or a sequence of both; or by model id weights, tables of settings or modules.
@@ -38,7 +40,8 @@ def start_local(models: LocalModels, options: Mapping[str, Any] | None) -> Local
     """Start a server in this process and wait until it has loaded its models.
 
     Raises:
-        ServerUnavailableError: The server's package is not installed, or does not run on this system.
+        MissingExtraError: PyTorch or the server's package is not installed.
+        ServerUnavailableError: The server does not run on this system.
         TrocarError: The server's error about models or options.
     """
     start = _find_start()
@@ -68,17 +71,21 @@ def stop(server: LocalServer) -> None:
 
 def _find_start() -> Callable[[LocalModels, Mapping[str, Any] | None], LocalServer]:
     missing = "trocar_server"
+    if find_spec("torch") is None:
+        missing = "torch"
     from importlib.metadata import entry_points  # late: it takes 20 ms
 
     for entry in entry_points(group=GROUP):
         try:
             start: Callable[[LocalModels, Mapping[str, Any] | None], LocalServer] = entry.load()
         except ModuleNotFoundError as error:
-            missing = error.name or missing
+            missing = missing if missing in _OF_TORCH else error.name or missing
             break
         except ImportError as error:  # the server says why it does not run here
             raise ServerUnavailableError(f'connect("local"): {error}') from None
         return start
-    raise ServerUnavailableError(
-        f'connect("local") needs the server, and {missing!r} is not installed: pip install "trocar[server]"'
+    what = "PyTorch" if missing in _OF_TORCH else f"{missing!r}, a part of the server,"
+    raise MissingExtraError(
+        f'connect("local") runs the server in this process, and {what} is not installed: '
+        'pip install "trocar[server]"'
     )

@@ -99,7 +99,7 @@ def profiles_file() -> Path:
 
 
 def read_profiles() -> Profiles:
-    """Read the file; no profiles where there is none.
+    """Read the file; no profiles without it.
 
     Raises:
         ValueError: The file is not valid, or others may read it.

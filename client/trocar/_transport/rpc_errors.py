@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # ships no types
 
 from trocar._transport.channel import own_version
-from trocar._transport.tls_mistakes import tls_advice
+from trocar._transport.connection_failures import connection_problem, web_status
 from trocar.errors import (
     EXCEPTIONS,
     CallCancelledError,
@@ -42,7 +42,7 @@ _BY_CLIENT = re.compile(r"\bCLIENT: Received")  # first in the text up to grpcio
 _BARE_CODES: dict[grpc.StatusCode, tuple[type[TrocarError], str]] = {
     grpc.StatusCode.UNAVAILABLE: (
         ServerUnavailableError,
-        "no connection to {target}; is the server running there? ({text})",
+        "no connection to {target}: {problem}",
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: (
         DeadlineExceededError,
@@ -116,11 +116,7 @@ def error_from_rpc(
     info = _error_info(error.trailing_metadata())
     reason = ErrorReason.__members__.get(info.reason)
     if reason is None:
-        if code is grpc.StatusCode.UNAVAILABLE and (advice := tls_advice(text, is_tls=is_tls)):
-            return ServerUnavailableError(
-                f"no connection to {target}; {advice} ({text})", request_id=request_id
-            )
-        return _from_code(code, text, info, target, request_id)
+        return _from_code(code, text, info, target, request_id, is_tls=is_tls)
     if reason is ErrorReason.INTERNAL:
         text = f"{text} (request {request_id})"
     if reason is ErrorReason.UNKNOWN_METHOD:
@@ -132,7 +128,7 @@ def error_from_rpc(
 
 
 def _from_code(
-    code: grpc.StatusCode, text: str, info: _ErrorInfo, target: str, request_id: str
+    code: grpc.StatusCode, text: str, info: _ErrorInfo, target: str, request_id: str, *, is_tls: bool
 ) -> TrocarError:
     kind, message = _BARE_CODES.get(code, (ServerError, f"the call failed with {code.name}: {{text}}"))
     details = dict(info.metadata or {})
@@ -141,12 +137,17 @@ def _from_code(
         message = "one message is larger than its receiver accepts: {text}"
     if info.reason:  # a newer server's reason that this client has no class for
         message, details = "{text}", {"reason": info.reason, **details}
-    said = message.format(target=target, text=text, version=own_version())
+    problem = ""
+    if not info.reason and (code is grpc.StatusCode.UNAVAILABLE or web_status(text)):
+        kind, message = _BARE_CODES[grpc.StatusCode.UNAVAILABLE]
+        problem = connection_problem(text, target, is_tls=is_tls)
+        details["grpc"] = text
+    said = message.format(target=target, text=text, version=own_version(), problem=problem)
     return kind(said, details=details, request_id=request_id)
 
 
 def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
-    """Read our `ErrorInfo` from the trailing metadata; empty when there is none."""
+    """Read our `ErrorInfo` from the trailing metadata; empty without one."""
     for key, value in metadata or ():
         if key != DETAILS_KEY or not isinstance(value, bytes):
             continue
@@ -159,10 +160,10 @@ def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
 
 def _parsed(details: Iterable[Any]) -> _ErrorInfo:
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    found, retry_after_s = _ErrorInfo(), None
+    error_info, retry_after_s = _ErrorInfo(), None
     for detail in details:
         if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-            found = _ErrorInfo(info.reason, dict(info.metadata))
+            error_info = _ErrorInfo(info.reason, dict(info.metadata))
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    return replace(found, retry_after_s=retry_after_s)
+    return replace(error_info, retry_after_s=retry_after_s)

@@ -72,9 +72,9 @@ def map_segment(message: WireSegment, folder: Path = FOLDER) -> Segment:
         raise ValueError(f"{message.name!r} is not a valid segment name")
     descriptor = os.open(folder / message.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        is_ours = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
-        if not (stat.S_ISREG(found.st_mode) and is_ours and 0 < message.byte_count <= found.st_size):
+        result = os.fstat(descriptor)
+        is_ours = result.st_uid == os.geteuid() and not stat.S_IMODE(result.st_mode) & 0o077
+        if not (stat.S_ISREG(result.st_mode) and is_ours and 0 < message.byte_count <= result.st_size):
             raise ValueError("the segment's file was not created by a server of this user")
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         return Segment(message.id, mmap.mmap(descriptor, message.byte_count, flags))
@@ -107,7 +107,7 @@ class SegmentPool:
             self._segments[segment.id] = segment
 
     def take(self, byte_count: int) -> Segment | None:
-        """Return the smallest free segment of at least so many bytes, now in use; None if there is none."""
+        """Return the smallest free segment of at least so many bytes, now in use, or None."""
         with self._lock:
             self._collect()
             fitting = [segment for segment in self._free if segment.byte_count >= byte_count]
@@ -133,7 +133,7 @@ class SegmentPool:
             self._drop(segment)
 
     def discard_free(self) -> bool:
-        """Drop every free segment, to make room for one of another size; False if there is none."""
+        """Drop every free segment, to make room for one of another size; False without one."""
         with self._lock:
             self._collect()
             free, self._free = self._free, []

@@ -52,9 +52,12 @@ def connect_settings(
         is_login: Whether a named profile may be missing: a login is about to create it.
 
     Raises:
+        TypeError: `tls` is neither a bool nor `TlsOptions`.
         ValueError: The address, a profile or the file of profiles is not valid, or there is no such profile.
         OSError: The file of profiles cannot be read.
     """
+    if not isinstance(tls, (TlsOptions, bool, type(None))):
+        raise TypeError(f"tls is {tls!r}; give True, or trocar.TlsOptions(ca=...) for an authority's file")
     if target == LOCAL:
         return ConnectSettings(LOCAL, token, tls, "given")
     asked = target if target is not None else os.environ.get(SERVER) or None

@@ -93,11 +93,11 @@ def listed_target(addresses: tuple[str, ...]) -> str:
     if addresses[0].startswith(_SCHEMES):
         scheme = addresses[0].partition(":")[0]
         return f"{scheme}:{','.join(address.partition(':')[2] for address in addresses)}"
-    found = [_looked_up(address) for address in addresses]
-    families = {family for family, _ in found}
+    outcome = [_looked_up(address) for address in addresses]
+    families = {family for family, _ in outcome}
     if len(families) > 1:
         raise ValueError("the addresses of the servers mix IPv4 and IPv6; use one of them for all")
-    return f"{families.pop()}:{','.join(address for _, address in found)}"
+    return f"{families.pop()}:{','.join(address for _, address in outcome)}"
 
 
 def host_of(address: str) -> str:
@@ -118,8 +118,8 @@ def _looked_up(address: str) -> tuple[str, str]:
     except OSError as error:
         raise ValueError(f"cannot resolve the server {address!r}: {error.strerror or error}") from None
     results.sort(key=lambda result: result[0] != socket.AF_INET)  # IPv4 if there are both
-    family, *_, found = results[0]
-    number = str(found[0])
+    family, *_, outcome = results[0]
+    number = str(outcome[0])
     if family == socket.AF_INET:
         return "ipv4", f"{number}:{port}"
     return "ipv6", f"[{number}]:{port}"

@@ -39,8 +39,8 @@ def array_plan(inputs: object, targets: object, name: str, shard_bytes: int) -> 
     tensors = {"inputs": Tensor(check_dtype(dtype, "the inputs"), array)}
     categories: tuple[str, ...] = ()
     for target, value in named_targets(targets).items():
-        tensor, found = target_tensor(value, target)
-        tensors[target_key(target)], categories = tensor, found or categories
+        tensor, result = target_tensor(value, target)
+        tensors[target_key(target)], categories = tensor, result or categories
     count = _count(tensors)
     return UploadPlan(name, categories, count, partial(_shards, tensors, count, shard_bytes))
 

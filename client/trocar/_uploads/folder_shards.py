@@ -82,11 +82,11 @@ def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
             f"{root} has no class folders; it needs one folder of images, sound or texts per class, as "
             "root/daisy/1.jpg"
         )
-    found = {folder: list_files(folder, _SUFFIXES)[0] for folder in folders}
-    kind = _kind(found.values())
+    result = {folder: list_files(folder, _SUFFIXES)[0] for folder in folders}
+    kind = _kind(result.values())
     files = [
         _File(path, label)
-        for label, (folder, paths) in enumerate(found.items())
+        for label, (folder, paths) in enumerate(result.items())
         for path in _of_kind(kind, folder, paths)
     ]
     categories = tuple(printable(folder.name) for folder in folders)
@@ -94,9 +94,9 @@ def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
     return UploadPlan(chosen, categories, len(files), partial(_shards, files, kind, shard_bytes))
 
 
-def _kind(found: Iterable[Sequence[Path]]) -> _Kind:
-    """Return the kind of the samples; images where there are none of any kind."""
-    suffixes = {path.suffix.lower() for paths in found for path in paths}
+def _kind(outcome: Iterable[Sequence[Path]]) -> _Kind:
+    """Return the kind of the samples; images if it is empty."""
+    suffixes = {path.suffix.lower() for paths in outcome for path in paths}
     return next((kind for kind in _KINDS if kind.suffixes & suffixes), _IMAGES)
 
 

@@ -60,8 +60,8 @@ def _sound_rows(dataset: Any, column: str, targets: Sequence[str]) -> Iterator[R
     for index in range(len(dataset)):
         row = dataset[index]
         try:
-            found = sound_sample(row[column])
-            sound = sound_input(found.data, found.rate)
+            result = sound_sample(row[column])
+            sound = sound_input(result.data, result.rate)
         except (SourceError, OSError, TypeError, ValueError) as error:
             raise SourceError(f"sample {index}: {error}") from error
         named = {name: row[name] for name in targets}
@@ -83,17 +83,17 @@ def _text_rows(dataset: Any, sources: Sequence[str], targets: Sequence[str]) -> 
 
 
 def _padded(value: Any, longest: int | None) -> Any:
-    """Return labels of tokens filled up to those of the longest text; other targets as they are."""
+    """Return labels of tokens padded to the longest text; other targets as they are."""
     return value if longest is None else [*value, *[LEFT_OUT] * (longest - len(value))]
 
 
 def _target_columns(dataset: Any, inputs: str) -> list[str]:
     names = [name for name in dataset.column_names if name != inputs]
     labels = [name for name in names if type(dataset.features[name]).__name__ == "ClassLabel"]
-    found = labels if len(labels) == 1 else target_columns(names)
-    if not found and len(labels) > 1:
+    result = labels if len(labels) == 1 else target_columns(names)
+    if not result and len(labels) > 1:
         raise SourceError(f"name the target column, targets=...; available: {', '.join(labels)}")
-    return found
+    return result
 
 
 def _undecoded(dataset: Any, names: Sequence[str]) -> Any:

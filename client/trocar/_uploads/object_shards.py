@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from trocar._base.input_kinds import is_encoded, is_path, is_pil
+from trocar._base.replacement import write_file
 from trocar._base.rgb import rgb_image
 from trocar._base.tensors import Array, is_array, named_array
 from trocar._request.texts import Audio, Texts, is_sound_file, is_texts, processor_input, texts
@@ -101,9 +102,7 @@ def row_shards(rows: Iterable[Row], folder: Path, shard_bytes: int) -> Iterator[
     """
     for number, group in enumerate(_groups(rows, shard_bytes)):
         path = folder / f"{number:08}.safetensors"
-        with path.open("wb") as file:
-            for part in _parts(group):
-                file.write(part)
+        write_file(path, _parts(group))
         yield make_shard(partial(_read, path), len(group.inputs))
 
 

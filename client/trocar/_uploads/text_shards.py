@@ -117,15 +117,15 @@ def target_tensors(targets: object) -> tuple[dict[str, Tensor], tuple[str, ...]]
     Raises:
         TypeError: They cannot be stored.
     """
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     categories: tuple[str, ...] = ()
     for name, values in named_targets(targets).items():
         found_names = label_names(values)
         labels = padded_labels(numbered(values, found_names) if found_names else values)
         tensor, names = target_tensor(values if labels is None else labels, name)
         names = names or found_names
-        found[target_key(name)], categories = tensor, names or categories
-    return found, categories
+        result[target_key(name)], categories = tensor, names or categories
+    return result, categories
 
 
 def _encoded(entry: pb.TextEntry) -> bytes:

@@ -20,6 +20,7 @@ from trocar._sources.files import check_regular, printable
 from trocar._sources.text_tables import TABLE_SUFFIXES
 from trocar._uploads.array_shards import array_plan
 from trocar._uploads.folder_shards import folder_plan
+from trocar._uploads.paired_samples import Paired
 from trocar._uploads.shards import MAX_SHARD_BYTES
 from trocar._uploads.sound_shards import sound_plan
 from trocar._uploads.text_shards import table_plan, text_plan
@@ -68,6 +69,10 @@ def _plan(source: object, targets: object, name: str, shard_bytes: int, folder: 
         return text_plan(given, targets, name or "texts", shard_bytes)
     if isinstance(source, tuple) and len(source) == 2 and targets is None and is_array(source[0]):
         return array_plan(source[0], source[1], name or "arrays", shard_bytes)
+    if isinstance(source, tuple) and len(source) == 2 and targets is None and _is_list_of_inputs(source[0]):
+        source, targets = list(source[0]), source[1]
+    if isinstance(source, list) and targets is not None:
+        return _object(Paired(source, targets), None, name or "samples", shard_bytes, folder)
     if isinstance(source, np.ndarray) or (is_array(source) and not hasattr(source, "features")):
         return array_plan(source, targets, name or "arrays", shard_bytes)
     return _object(source, targets, name, shard_bytes, folder)
@@ -75,6 +80,11 @@ def _plan(source: object, targets: object, name: str, shard_bytes: int, folder: 
 
 def _is_processed(value: object) -> bool:
     return _is_sound(value) or _are_texts(value)
+
+
+def _is_list_of_inputs(value: object) -> bool:
+    """Whether a value is no sample of its own, as a pair may be, but a list of inputs."""
+    return isinstance(value, list) or (isinstance(value, tuple) and len(value) > 2)
 
 
 def _is_sound(value: object) -> bool:

@@ -12,7 +12,7 @@ from trocar._base.tensors import DTYPE_NAMES
 from trocar._base.types import DrainState, Feature, Model, ModelInput, Preprocessing, ServerInfo, ServerLimits
 from trocar._request.taps import SCOPES, STATISTICS
 from trocar._result.extraction_plan import ExtractionPlan
-from trocar._result.feature_maps import CastInfo, FeatureMapInfo
+from trocar._result.feature_maps import CastInfo, FeatureMapInfo, by_selector
 from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._result.processed import ProcessedInput, ProcessedSample
 from trocar._result.statistics import AnyStatistic, Histogram, Statistics
@@ -51,6 +51,7 @@ def model(message: model_pb2.Model) -> Model:
         stages={stage.name: stage.selector for stage in message.stages},
         digest=message.digest,
         digest_parts=dict(sorted(message.digest_parts.items())),
+        generates=message.generates,
     )
 
 
@@ -204,6 +205,7 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         token_positions=tuple(map(_positions, message.token_positions)),
         axes=tuple(message.axes),
         token_grids=tuple(map(_token_grid, message.token_grids)),
+        token_texts={entry.token_id: entry.text for entry in message.token_texts},
     )
 
 
@@ -226,10 +228,13 @@ def _cast(message: reduction_pb2.CastResult) -> CastInfo:
 
 def extraction_plan(model_id: str, message: extraction_pb2.PlanResponse) -> ExtractionPlan:
     """Convert the outcome of a dry run."""
+    names = expansions(message.expansions)
     return ExtractionPlan(
         model_id=model_id,
-        feature_maps={entry.name: feature_map_info(entry) for entry in message.feature_maps},
-        expansions=expansions(message.expansions),
+        feature_maps=by_selector(
+            {entry.name: feature_map_info(entry) for entry in message.feature_maps}, names
+        ),
+        expansions=names,
         stopped_at=message.stopped_at if message.HasField("stopped_at") else None,
         reply_bytes=message.reply_byte_count,
         request_bytes=message.request_byte_count,
@@ -322,11 +327,11 @@ def _per_group(numbers: NDArray[np.float64], groups: int) -> NDArray[np.float64]
 
 
 def expansions(entries: Iterable[extraction_pb2.SelectorExpansion]) -> dict[str, tuple[str, ...]]:
-    """Return the names that each selector became; of one that was given twice, those of both."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the names that each selector became; of one that was given twice, all of both."""
+    result: dict[str, tuple[str, ...]] = {}
     for entry in entries:
-        found[entry.selector] = tuple(dict.fromkeys((*found.get(entry.selector, ()), *entry.names)))
-    return found
+        result[entry.selector] = tuple(dict.fromkeys((*result.get(entry.selector, ()), *entry.names)))
+    return result
 
 
 def processed_input(message: extraction_pb2.ProcessedInput) -> ProcessedInput:

@@ -180,10 +180,10 @@ class ReplyAssembler:
         if self._maps is not None:
             raise BadReplyError("the reply has more bytes than it announced")
         known = None if self._last is None or self._head is not None else self._last.known
-        found = None if known is None else known.layout.chunks(message)
+        result = None if known is None else known.layout.chunks(message)
         try:
-            if known is not None and found is not None:
-                self._maps = self._known_maps(known, message, found)
+            if known is not None and result is not None:
+                self._maps = self._known_maps(known, message, result)
                 return
             head, chunks = split_message(message)
             if self._head is None:

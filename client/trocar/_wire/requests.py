@@ -7,18 +7,29 @@ from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
+from trocar._base.call_options import Wire
 from trocar._request.execution import AS_USUAL, Execution
-from trocar._request.image_sizes import with_image_sizes
 from trocar._request.inputs import wire_inputs
-from trocar._request.narrow import Wire, check_wire
+from trocar._request.narrow import check_wire
 from trocar._request.reductions import CASTS
 from trocar._request.surgery import NO_SURGERY, Surgery
 from trocar._request.taps import Tap, gradient_tap
+from trocar._wire.image_sizes import with_image_sizes
 from trocar._wire.replies import LastReply
 from trocar_api.byte_sizes import byte_count
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.tap_pb2 import Tap as WireTap
-from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
+from trocar_api.v1.tensor_pb2 import (
+    DTYPE_BOOL,
+    DTYPE_FLOAT32,
+    DTYPE_INT8,
+    DTYPE_INT16,
+    DTYPE_INT32,
+    DTYPE_INT64,
+    DTYPE_UINT8,
+    TensorChunk,
+    TensorSpec,
+)
 from trocar_api.wire import HEAD_KEY, chunk_header, split_payload
 
 CHUNK_BYTES = 1 << 20
@@ -93,17 +104,23 @@ Taps: TypeAlias = str | Tap | Sequence[str | Tap]
 def tap_payloads(taps: Taps) -> list[memoryview]:
     """Return the bytes of the taps' arrays, in order."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
+    if not hasattr(chosen, "__iter__"):
+        raise _not_taps("taps", taps)
     return [payload for tap in chosen if isinstance(tap, Tap) for payload in tap.payloads()]
 
 
 def gradient_taps(at: Taps, taps: Taps) -> list[str | Tap]:
-    """Return the taps of gradients at some values, then those of other values.
+    """Return the taps of gradients at some values, then of other values.
 
     Raises:
         ValueError: No gradient is requested.
     """
     values = [at] if isinstance(at, (str, Tap)) else at
     others = [taps] if isinstance(taps, (str, Tap)) else taps
+    if not hasattr(values, "__iter__"):
+        raise _not_taps("at", at)
+    if not hasattr(others, "__iter__"):
+        raise _not_taps("taps", taps)
     if not values:
         raise ValueError('`at` is empty; give at least one selector, for example at="/in"')
     return [*map(gradient_tap, values), *others]
@@ -112,12 +129,20 @@ def gradient_taps(at: Taps, taps: Taps) -> list[str | Tap]:
 def wire_taps(taps: Taps, wire: Wire | None = None) -> list[WireTap]:
     """Convert a caller's taps to messages; float32 values without a cast of their own are cast to `wire`."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
-    found = [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=_selector(tap)) for tap in chosen]
-    for tap in found:
+    if not hasattr(chosen, "__iter__"):
+        raise _not_taps("taps", taps)
+    result = [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=_selector(tap)) for tap in chosen]
+    for tap in result:
         if wire is not None and not tap.HasField("cast") and (tap.values or not tap.HasField("values")):
             tap.cast.CopyFrom(CASTS[wire])
             tap.cast.only_float32 = True
-    return found
+    return result
+
+
+def _not_taps(name: str, given: object) -> TypeError:
+    """Error for what is neither a selector nor several; inline checks keep a call cheap."""
+    what = "None" if given is None else repr(given)
+    return TypeError(f"{name} is {what}; give selectors such as ['layer4'], or trocar.tap(...)")
 
 
 def _selector(given: object) -> str:
@@ -158,12 +183,14 @@ def plan_request(
 ) -> pb.PlanRequest:
     """Build the request of `Client.plan`; see there for the arguments."""
     sources = [
-        pb.SourceInputs(name=name, inputs=_described(given)) for name, given in surgery.sources.items()
+        pb.SourceInputs(name=name, inputs=_described(given)[0]) for name, given in surgery.sources.items()
     ]
+    described, chunks = _described(inputs)
     request = pb.ExtractRequest(
         model_id=model_id,
         taps=wire_taps(taps),
-        inputs=_described(inputs),
+        inputs=described,
+        chunks=chunks,
         start_at=start.at or "",
         start_inputs=start.inputs(),
         edits=surgery.wire_edits(),
@@ -263,12 +290,36 @@ def _is_plain(tap: object) -> bool:
     return type(tap) is Tap and not tap.reduce and all(type(stat) is str for stat in tap.stats)
 
 
-def _described(inputs: object) -> list[pb.Input]:
-    """Return shapes and dtypes of inputs; a shape stands for one float32 input."""
+def _described(inputs: object) -> tuple[list[pb.Input], list[TensorChunk]]:
+    """Return shapes and dtypes of inputs, and values by which a model may decide, as masks.
+
+    A shape stands for one float32 input.
+    """
     if isinstance(inputs, Mapping) and _is_shape(shape := inputs.get("")):  # beside flags
         others = wire_inputs({name: inputs[name] for name in inputs if name})
-        return [_float_input(shape), *with_image_sizes(*others)]
-    return [_float_input(inputs)] if _is_shape(inputs) else with_image_sizes(*wire_inputs(inputs))
+        return [_float_input(shape), *with_image_sizes(*others)], []
+    if _is_shape(inputs):
+        return [_float_input(inputs)], []
+    arguments, payloads = wire_inputs(inputs)
+    return with_image_sizes(arguments, payloads), _deciding(arguments, payloads)
+
+
+_MOST_DECIDING_BYTES = 64 << 10
+"""Bytes of values that are sent for a plan."""
+_DECIDING = frozenset({DTYPE_BOOL, DTYPE_INT64, DTYPE_INT32, DTYPE_INT16, DTYPE_INT8, DTYPE_UINT8})
+
+
+def _deciding(arguments: Sequence[pb.Input], payloads: Sequence[memoryview]) -> list[TensorChunk]:
+    """Return the values of named tensors of integers and booleans; none if they are large."""
+    if any(argument.WhichOneof("value") not in ("tensor", "flag") for argument in arguments):
+        return []  # images and texts are described otherwise
+    tensors = [argument for argument in arguments if argument.HasField("tensor")]
+    chosen = [
+        TensorChunk(payload_index=index, data=bytes(payload))
+        for index, (argument, payload) in enumerate(zip(tensors, payloads, strict=True))
+        if argument.name and argument.tensor.dtype in _DECIDING and payload.nbytes <= _MOST_DECIDING_BYTES
+    ]
+    return chosen if sum(len(chunk.data) for chunk in chosen) <= _MOST_DECIDING_BYTES else []
 
 
 def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:

@@ -1,21 +1,20 @@
 """Stored data sets on the server: requests and replies."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from trocar._base.names import few
 from trocar._base.tables import Columns, html_facts, size_text
 from trocar._base.tensors import DTYPE_NAMES
+from trocar._request.stored.stored_times import stored_time
 from trocar._uploads.shards import Parts, Shard, pieces
 from trocar._uploads.upload_plan import UploadPlan
 from trocar.errors import BadReplyError
+from trocar_api.stored_names import is_stored_name
 from trocar_api.v1 import dataset_pb2 as pb
 from trocar_api.v1.tensor_pb2 import TensorSpec
-
-_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -181,10 +180,7 @@ def stored_dataset(message: pb.Dataset) -> StoredDataset:
 def _time(message: pb.Dataset) -> datetime | None:
     if message.is_listed:
         return None
-    try:
-        return datetime.fromtimestamp(message.stored_at_s, UTC)
-    except (OSError, OverflowError, ValueError) as error:
-        raise BadReplyError(f"{message.name!r} was stored {message.stored_at_s} s after 1970") from error
+    return stored_time(message.name, message.stored_at_s)
 
 
 def _target(message: pb.DatasetTarget) -> DatasetTarget:
@@ -206,4 +202,4 @@ def _tensor(spec: TensorSpec) -> DatasetTensor:
 
 def is_dataset_id(text: str) -> bool:
     """Whether a text names a data set on the server, and nothing on this machine."""
-    return bool(_ID.fullmatch(text)) and not Path(text).exists()
+    return is_stored_name(text) and not Path(text).exists()

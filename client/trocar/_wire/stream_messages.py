@@ -1,13 +1,15 @@
 """Stream messages as bytes: one serialised per batch, results parsed from replies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
+from trocar._base.call_options import Wire
 from trocar._request.execution import AS_USUAL, Execution
 from trocar._request.inputs import wire_inputs
-from trocar._request.narrow import Wire, check_wire
+from trocar._request.narrow import check_wire
+from trocar._request.stored.stored_samples import StoredSamples
 from trocar._request.surgery import NO_SURGERY, Surgery
 from trocar._result.feature_maps import FeatureMaps
 from trocar._transport.rpc_errors import error_from_batch
@@ -16,10 +18,21 @@ from trocar._wire.requests import FROM_INPUT, ExtractCall, Start, Taps, tap_payl
 from trocar.errors import BadReplyError
 from trocar_api.byte_sizes import byte_count
 from trocar_api.v1 import stream_pb2 as pb
+from trocar_api.v1.direction_pb2 import Direction, DirectionFit
 from trocar_api.v1.extraction_pb2 import ExtractResponse
 from trocar_api.wire import WireError, split_message
 
 MAX_CHECKPOINT_INTERVAL = 1024
+
+
+def check_batches(batches: object) -> None:
+    """Refuse batches that cannot be iterated over.
+
+    Raises:
+        TypeError: It is not an iterable.
+    """
+    if not (hasattr(batches, "__iter__") or hasattr(batches, "__aiter__")):
+        raise TypeError(f"batches is {batches!r:.60}; give an iterable of inputs, such as a list of arrays")
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,8 @@ class StreamOptions:
     """What float32 values travel as."""
     adapter: str = ""
     """The caller's LoRA adapter that every pass runs with."""
+    direction_fit: DirectionFit | None = None
+    """The directions that are fitted to the values, which are then not sent."""
 
     def __post_init__(self) -> None:
         check_wire(self.wire)
@@ -114,6 +129,7 @@ def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | Non
         objective=options.surgery.wire_objective(),
         execution=options.execution.to_wire(),
         adapter=options.adapter,
+        direction_fit=options.direction_fit,
     )
     head = pb.ExtractStreamRequest(start=start).SerializeToString()
     own = [memoryview(checkpoint)] if checkpoint else []
@@ -122,6 +138,10 @@ def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | Non
 
 def batch_call(index: int, inputs: object, wire: Wire | None = None) -> ExtractCall:
     """Build the messages of one batch; without inputs (None) the server answers with an error."""
+    if isinstance(inputs, StoredSamples):
+        stored = pb.StoredSamples(dataset_id=inputs.dataset_id, first=inputs.first, count=inputs.count)
+        head = pb.ExtractStreamRequest(batch=pb.StreamBatch(batch_index=index, stored=stored))
+        return ExtractCall(head.SerializeToString(), [])
     arguments, payloads = wire_inputs(inputs, wire)
     head = pb.ExtractStreamRequest(batch=pb.StreamBatch(batch_index=index, inputs=arguments))
     return ExtractCall(head.SerializeToString(), payloads)
@@ -143,6 +163,7 @@ class StreamAssembler:
 
     Attributes:
         end: The stream's end message, with running statistics; None before it is received.
+        directions: Of that message: the directions that were fitted.
     """
 
     def __init__(
@@ -154,6 +175,7 @@ class StreamAssembler:
         self._next_index = first_index
         self._part: _Part | None = None
         self.end: FeatureMaps | None = None
+        self.directions: Sequence[Direction] = ()
 
     def feed(self, message: bytes) -> Iterator[BatchResult]:
         """Parse the next message and yield the result that it completes, if it does.
@@ -168,6 +190,7 @@ class StreamAssembler:
             raise BadReplyError(f"a message of the stream cannot be decoded: {error}") from error
         if response.WhichOneof("part") is not None:
             self._begin(response)
+            self.directions = response.end.directions
         if self._part is None:
             raise BadReplyError("the stream has bytes that belong to no batch")
         for chunk in chunks:

@@ -24,7 +24,7 @@ from trocar._request.training.trainer_options import (
     text,
     whole,
 )
-from trocar._request.training.trainer_parts import GradientRule, Head, Lora, SavedTensors, lora
+from trocar._request.training.trainer_parts import GradientEdit, Head, Lora, SavedTensors, lora
 from trocar._wire.requests import ExtractCall
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1.tensor_pb2 import TensorSpec
@@ -50,7 +50,7 @@ class TrainerOptions:
     losses: LossTerm | LossName | Sequence[LossTerm | LossName] = ()
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
-    gradient_rules: GradientRule | Sequence[GradientRule] = ()
+    gradient_edits: GradientEdit | Sequence[GradientEdit] = ()
     saved_tensors: SavedTensors | None = None
     regularizers: Regularizer | Sequence[Regularizer] = ()
     train_mode: Selectors = ()
@@ -62,7 +62,7 @@ class TrainerOptions:
     seed: int = 0
     deterministic: bool = False
     on_nonfinite: Literal["fail", "skip"] = "fail"
-    adapter: Lora | int | None = None
+    lora: Lora | int | None = None
     ttl_s: float | None = None
     timeout_s: float | None = None
 
@@ -90,30 +90,36 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
         ValueError: A number is not finite, or does not fit into its field.
     """
     chosen: Any = Head(options.head) if type(options.head) is int else options.head
-    adapter: Any = lora(options.adapter) if type(options.adapter) is int else options.adapter
+    adapter: Any = lora(options.lora) if type(options.lora) is int else options.lora
     terms = [LossTerm(term) if isinstance(term, str) else term for term in several(options.losses, "losses")]
-    rules = several(options.gradient_rules, "gradient_rules")
+    rules = several(options.gradient_edits, "gradient_edits")
     penalties = several(options.regularizers, "regularizers")
     optimizer, saved_tensors = options.optimizer, options.saved_tensors
     for name, value, kind, advice in (
-        ("head", chosen, Head, "give the number of classes, or trocar.head(...)"),
-        ("adapter", adapter, Lora, "give a rank, or trocar.lora({'*.q_proj': 16})"),
-        *(("losses", term, LossTerm, "give names, or trocar.loss_term(...)") for term in terms),
+        ("head", chosen, Head, "give the number of classes, or trocar.training.head(...)"),
+        ("lora", adapter, Lora, "give a rank, or trocar.training.lora({'*.q_proj': 16})"),
+        *(("losses", term, LossTerm, "give names, or trocar.training.loss_term(...)") for term in terms),
         (
             "optimizer",
             optimizer,
             Optimizer,
-            "create one with trocar.sgd(...), trocar.adamw(...) and so on",
+            "create one with trocar.training.sgd(...), trocar.training.adamw(...) and so on",
         ),
-        ("schedule", options.schedule, Schedule, "create one with trocar.schedule('cosine', ...)"),
-        *(("gradient_rules", rule, GradientRule, "create rules with trocar.clamp(...)") for rule in rules),
+        ("schedule", options.schedule, Schedule, "create one with trocar.training.schedule('cosine', ...)"),
+        *(
+            ("gradient_edits", rule, GradientEdit, "create rules with trocar.training.gradient_edit(...)")
+            for rule in rules
+        ),
         (
             "saved_tensors",
             saved_tensors,
             SavedTensors,
-            "give trocar.spool(...) or trocar.host_memory()",
+            "give trocar.training.save_on_disk(...) or trocar.training.save_on_host()",
         ),
-        *(("regularizers", r, Regularizer, "create them with trocar.regularizer(...)") for r in penalties),
+        *(
+            ("regularizers", r, Regularizer, "create them with trocar.training.regularizer(...)")
+            for r in penalties
+        ),
     ):
         if value is not None:
             made_by(name, value, kind, advice)
@@ -126,7 +132,7 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
         regularizers=[penalty.to_wire() for penalty in penalties],
         optimizer=None if optimizer is None else optimizer.to_wire(),
         schedule=None if options.schedule is None else options.schedule.to_wire(),
-        gradient_rules=[rule.to_wire() for rule in rules],
+        gradient_edits=[rule.to_wire() for rule in rules],
         clip_norm=optional_number("clip_norm", options.clip_norm),
         accumulation=whole("accumulation", options.accumulation, bits=32),
         precision=text("precision", options.precision),
@@ -137,7 +143,7 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
         on_nonfinite=text("on_nonfinite", options.on_nonfinite),
         saved_tensors=None if saved_tensors is None else saved_tensors.to_wire(),
         ttl_s=optional_number("ttl_s", options.ttl_s),
-        adapter=None if adapter is None else adapter.to_wire(),
+        lora=None if adapter is None else adapter.to_wire(),
     )
 
 
@@ -226,12 +232,12 @@ def _target_array(values: Any, name: str) -> Any:
 def _listed(values: Any, what: str) -> Any:
     """Return the array of a list of numbers."""
     try:
-        found = np.asarray(values)
+        result = np.asarray(values)
     except ValueError:
         raise ValueError(f"{what}: the entries of the list have different lengths") from None
-    if found.dtype.kind not in "biuf":
+    if result.dtype.kind not in "biuf":
         raise TypeError(
             f"{what}: a list of texts or mixed entries; give class numbers or floats, for "
             "example `[classes.index(name) for name in names]`"
         )
-    return found
+    return result

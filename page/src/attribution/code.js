@@ -47,4 +47,4 @@ export const healthPython = ({ model, input, target }) =>
   program(input, [`health = client.health(${python(model)}, ${inputPython(input)}, trocar.logit(${target}))`, "print(health)"]);
 
 export const healthCommand = ({ model, input, target }) =>
-  ["trocar", "health", model, input.name, "--of", `logit:${target}`].map(shell).join(" ");
+  ["trocar", "analyse", "health", model, input.name, "--of", `logit:${target}`].map(shell).join(" ");

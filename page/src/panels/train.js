@@ -121,7 +121,7 @@ const trainerPython = ({ trainerId }) => [
 
 function Fit({ trainer }) {
   useEvents(trainer);
-  const rules = trainer.spec?.gradientRules.map((one) => one.name) ?? [];
+  const rules = trainer.spec?.gradientEdits.map((one) => one.name) ?? [];
   const last = events.value.at(-1);
   const plain = () => events.value.map(({ number: at, kind, timeS, facts }) => ({ number: Number(at), kind, time_s: timeS, facts }));
   return html`

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { getModel } from "../api.js";
 import { html, number } from "../html.js";
-import { bestClasses, extract, input, models, options, readSample, result, SAMPLES, second, taps, textInput, view } from "../state.js";
+import { beside, bestClasses, extract, input, models, options, readSample, result, SAMPLES, second, taps, textInput, view } from "../state.js";
 import { range } from "../tensors.js";
 import { Best } from "./best.js";
 import { Channels } from "./channels.js";
@@ -12,7 +12,7 @@ import { Save } from "./save.js";
 import { SecondImage } from "./second_image.js";
 import { Latest, working } from "../work.js";
 
-/** `{key, beside, maps, input, model, described}` of the second pass, `beside` the input of the first; null without one. */
+/** `{key, first, maps, input, model, described}` of the second pass, `first` the input of the first; null without one. */
 const other = signal(null);
 const pass = new Latest();
 
@@ -28,14 +28,14 @@ const INPUTS = {
 async function runOther(key, against, module) {
   const [kind, name] = partsOf(against);
   const model = kind === "model" ? name : view.model.value;
-  const beside = input.value;
+  const first = input.value;
   const reply = await pass.start(`Running ${model} for comparison`, async (signal) => {
     const given = await INPUTS[kind](name, signal);
     const [passed, described] = await Promise.all([
       extract(model, given, { taps: taps(module) }, options(signal)), getModel(model, options(signal))]);
     return { ...passed, input: given, model, described };
   });
-  if (reply) other.value = { ...reply, key, beside };
+  if (reply) other.value = { ...reply, key, first };
   else if (!pass.isRunning) other.value = null;
 }
 
@@ -79,7 +79,7 @@ const keyOf = (against, place) =>
 /** The second pass of what is chosen, beside a first pass of the same input; null until both are there. */
 function doneOf({ against, place }) {
   const done = other.value;
-  const isOfInput = done?.beside === input.value && done.beside === result.value?.input;
+  const isOfInput = done?.first === input.value && done.first === result.value?.input;
   return isOfInput && done.key === keyOf(against, place) ? done : null;
 }
 
@@ -128,5 +128,5 @@ export function Other({ against, place, chosen, tokens, both }) {
 export function otherPasses(chosen) {
   const done = chosen.against.value ? doneOf(chosen) : null;
   if (!done) return [];
-  return [{ result: "other", model: done.model, input: done.input, taps: [...done.maps.filter(({ map }) => map.path !== "").map(({ map }) => map.name), "/out"] }];
+  return [{ result: "other", model: done.model, input: done.input, taps: [...done.maps.filter(({ map }) => map.path !== "").map(({ map }) => map.name), beside()] }];
 }

@@ -1,5 +1,5 @@
 // The channels of an edit, picked from thumbnails: those that it changes, or along which its directions point.
-import { isOfParameter, OPERATIONS } from "../edits.js";
+import { isOfParameter, OPERATIONS, unitVectors } from "../edits.js";
 import { html } from "../html.js";
 import { channels, rows } from "../tensors.js";
 import { ThumbnailControls, Thumbnails, useShown } from "./channels.js";
@@ -12,6 +12,19 @@ export function pickedOf(edit) {
   if (!vectors) return edit.channels ?? [];
   const directions = edit[vectors.name] ?? [];
   return [...new Set((Array.isArray(directions[0]) ? directions : [directions]).flatMap((row) => row.flatMap((value, at) => (value ? [at] : []))))];
+}
+
+/** An edit of other channels: `width` is their count, `channelDim` the dimension that they are in, null for the usual one. */
+export function withChannels(edit, indices, width, channelDim) {
+  const { options: known } = OPERATIONS.get(edit.op);
+  const outdated = ["channels", "channel_dim", ...known.filter((one) => one.kind === "reference").map(({ name }) => name)];
+  const rest = Object.fromEntries(Object.entries(edit).filter(([name]) => !outdated.includes(name)));
+  const vectors = known.find((one) => one.kind === "vectors");
+  const dimension = channelDim === null ? {} : { channel_dim: channelDim };
+  if (!vectors) return { ...rest, ...(indices.length ? { channels: indices } : {}), ...(indices.length || edit.index ? dimension : {}) };
+  const rows = unitVectors(indices, width);
+  const one = rows.length ? rows.reduce((sum, row) => sum.map((value, at) => value + row[at])) : [];
+  return { ...rest, [vectors.name]: vectors.name === "direction" ? one : rows, ...dimension };
 }
 
 /**

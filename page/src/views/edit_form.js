@@ -25,7 +25,7 @@ export function initial(op, at, value, sources) {
     if (kind === "source") [given[name]] = sources;
     else if (isRequired) given[name] = begin(op, name, kind, choices, ends(op, name, value));
   }
-  if (op === "clamp") given.high = rounded(ends(op, "high", value).reduce((sum, end) => sum + end) / 2);
+  if (["clamp", "cap"].includes(op)) given.high = rounded(ends(op, "high", value).reduce((sum, end) => sum + end) / 2);
   return { at, op, ...given };
 }
 
@@ -74,8 +74,9 @@ function Option({ op, option, edit, value, sources, onGive }) {
 /**
  * @param edit as `edits.js` has it; @param value what is changed, for the ends of sliders; null where it is not shown
  * @param sources names of other inputs, from which values may come; @param tokens of a text, or null
+ * @param Region the fields of the part that is changed; `tokens` are as it takes them
  */
-export function EditForm({ edit, value, sources, tokens, onChange }) {
+export function EditForm({ edit, value, sources, tokens, onChange, Region = EditRegion }) {
   const isLast = value?.tensor.channelDim === -1;
   const give = ({ name, kind }) => (given) => {
     const { [name]: _, ...rest } = edit;
@@ -88,7 +89,7 @@ export function EditForm({ edit, value, sources, tokens, onChange }) {
         ${[...OPERATIONS.keys()].map((name) => html`<option key=${name}>${name}</option>`)}</select></label>
       ${OPERATIONS.get(edit.op).options.map((option) => html`
         <${Option} key=${option.name} op=${edit.op} option=${option} edit=${edit} value=${value} sources=${sources} onGive=${give(option)} />`)}
-      ${!isOfParameter(edit) && html`<${EditRegion} edit=${edit} value=${value} tokens=${tokens} onChange=${onChange} />`}
+      ${!isOfParameter(edit) && html`<${Region} edit=${edit} value=${value} tokens=${tokens} onChange=${onChange} />`}
       ${value && html`<span class="hint">values from ${range(value.tensor.values).map((end) => number(end)).join(" to ")}</span>`}
     </form>`;
 }

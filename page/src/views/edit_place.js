@@ -21,14 +21,14 @@ async function findOwned(key) {
 }
 
 /** `[selector, label]` of each place. */
-function placesOf(names) {
+function placesOf(names, takesGradients) {
   const shown = collected.value[0]?.map.name;
   if (!shown) return [];
   const { pick } = collected.value[0].map; // stays behind the port, as in `layer/in[0]`
   const value = pick && shown.endsWith(pick) ? shown.slice(0, -pick.length) : shown;
   const port = { in: "its input", pattern: "its attention" }[view.port.value];
   const own = names.map((name) => [name, `parameter ${name.slice(name.lastIndexOf("(") + 1, -1)}`]);
-  const hasGradients = best.value.length && !shown.endsWith("/pattern");
+  const hasGradients = takesGradients && best.value.length && !shown.endsWith("/pattern");
   return [
     [shown, port ?? "its output"], ...(port ? [] : [[`${value}/in`, "its input"]]), ...own,
     ...(hasGradients ? [[`${value.replace(/\/in$/, "")}/grad_${port ? "in" : "out"}${pick}`, `gradient of ${port ?? "its output"}`]] : []),
@@ -36,11 +36,11 @@ function placesOf(names) {
   ];
 }
 
-/** @param chosen a signal: the label of a place, empty for the first; @param onAdd gets its selector */
-export function EditPlace({ chosen, onAdd }) {
+/** @param chosen a signal: the label of a place, empty for the first; @param onAdd gets its selector; @param takesGradients whether gradients can be edited */
+export function EditPlace({ chosen, onAdd, takesGradients = true }) {
   const key = JSON.stringify([view.model.value, view.module.value, input.value?.kind]);
   useEffect(() => { if (view.module.value && input.value) findOwned(key); }, [key]);
-  const places = placesOf(owned.value.key === key ? owned.value.names : []);
+  const places = placesOf(owned.value.key === key ? owned.value.names : [], takesGradients);
   if (!places.length) return html`<p class="hint">Choose a module to change.</p>`;
   const [place] = places.find(([, label]) => label === chosen.value) ?? places[0];
   return html`

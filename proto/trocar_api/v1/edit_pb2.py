@@ -22,60 +22,71 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from trocar_api.v1 import position_pb2 as trocar__api_dot_v1_dot_position__pb2
 from trocar_api.v1 import reduction_pb2 as trocar__api_dot_v1_dot_reduction__pb2
 from trocar_api.v1 import tap_pb2 as trocar__api_dot_v1_dot_tap__pb2
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trocar_api/v1/edit.proto\x12\rtrocar_api.v1\x1a\x1dtrocar_api/v1/reduction.proto\x1a\x17trocar_api/v1/tap.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xea\x08\n\x04\x45\x64it\x12\x10\n\x08selector\x18\x01 \x01(\t\x12+\n\x05parts\x18\x02 \x01(\x0b\x32\x1c.trocar_api.v1.SelectorParts\x12\'\n\x05order\x18\x03 \x01(\x0e\x32\x18.trocar_api.v1.EditOrder\x12)\n\x06region\x18\x04 \x01(\x0b\x32\x19.trocar_api.v1.EditRegion\x12\x18\n\x0b\x63hannel_dim\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12%\n\x03set\x18\n \x01(\x0b\x32\x16.trocar_api.v1.OperandH\x00\x12\'\n\x04zero\x18\x0b \x01(\x0b\x32\x17.trocar_api.v1.ZeroEditH\x00\x12%\n\x03\x61\x64\x64\x18\x0c \x01(\x0b\x32\x16.trocar_api.v1.OperandH\x00\x12\'\n\x05scale\x18\r \x01(\x0b\x32\x16.trocar_api.v1.OperandH\x00\x12+\n\x06\x61\x66\x66ine\x18\x0e \x01(\x0b\x32\x19.trocar_api.v1.AffineEditH\x00\x12)\n\x05\x63lamp\x18\x0f \x01(\x0b\x32\x18.trocar_api.v1.ClampEditH\x00\x12)\n\x05noise\x18\x10 \x01(\x0b\x32\x18.trocar_api.v1.NoiseEditH\x00\x12\x34\n\x0bmean_ablate\x18\x11 \x01(\x0b\x32\x1d.trocar_api.v1.MeanAblateEditH\x00\x12/\n\x08resample\x18\x12 \x01(\x0b\x32\x1b.trocar_api.v1.ResampleEditH\x00\x12\'\n\x04swap\x18\x13 \x01(\x0b\x32\x17.trocar_api.v1.SwapEditH\x00\x12\x30\n\tadd_input\x18\x14 \x01(\x0b\x32\x1b.trocar_api.v1.AddInputEditH\x00\x12)\n\x05steer\x18\x15 \x01(\x0b\x32\x18.trocar_api.v1.SteerEditH\x00\x12\x31\n\x0bproject_out\x18\x16 \x01(\x0b\x32\x1a.trocar_api.v1.ProjectEditH\x00\x12\x32\n\x0cproject_onto\x18\x17 \x01(\x0b\x32\x1a.trocar_api.v1.ProjectEditH\x00\x12(\n\x05top_k\x18\x18 \x01(\x0b\x32\x17.trocar_api.v1.TopKEditH\x00\x12-\n\x07\x64ropout\x18\x19 \x01(\x0b\x32\x1a.trocar_api.v1.DropoutEditH\x00\x12\'\n\x04\x63\x61st\x18\x1a \x01(\x0b\x32\x17.trocar_api.v1.CastEditH\x00\x12\'\n\x04skip\x18\x1b \x01(\x0b\x32\x17.trocar_api.v1.SkipEditH\x00\x12\x31\n\tnormalise\x18\x1c \x01(\x0b\x32\x1c.trocar_api.v1.NormaliseEditH\x00\x12\x31\n\nnan_to_num\x18\x1d \x01(\x0b\x32\x1b.trocar_api.v1.NanToNumEditH\x00\x12\x10\n\x06stored\x18\x1e \x01(\tH\x00\x42\x0b\n\toperationB\x0e\n\x0c_channel_dim\"\xbd\x01\n\nEditRegion\x12,\n\x05index\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.IndexReduction\x12+\n\x05takes\x18\x02 \x03(\x0b\x32\x1c.trocar_api.v1.TakeReduction\x12\'\n\x04mask\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12+\n\x05spans\x18\x04 \x01(\x0b\x32\x1c.trocar_api.v1.SpanReduction\"R\n\x07Operand\x12\x12\n\x08\x63onstant\x18\x01 \x01(\x01H\x00\x12+\n\x06tensor\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpecH\x00\x42\x06\n\x04kind\"\n\n\x08ZeroEdit\"Z\n\nAffineEdit\x12%\n\x05scale\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.Operand\x12%\n\x05shift\x18\x02 \x01(\x0b\x32\x16.trocar_api.v1.Operand\"A\n\tClampEdit\x12\x10\n\x03low\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_high\"P\n\tNoiseEdit\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.trocar_api.v1.NoiseKind\x12\r\n\x05scale\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x03\">\n\x0eMeanAblateEdit\x12,\n\treference\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\"\x1c\n\x0cResampleEdit\x12\x0c\n\x04seed\x18\x01 \x01(\x03\",\n\x08SwapEdit\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08selector\x18\x02 \x01(\t\"\x0e\n\x0c\x41\x64\x64InputEdit\"\\\n\tSteerEdit\x12,\n\tdirection\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\r\n\x05\x61lpha\x18\x02 \x01(\x01\x12\x12\n\nkeeps_norm\x18\x03 \x01(\x08\"7\n\x0bProjectEdit\x12(\n\x05\x62\x61sis\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\"D\n\x08TopKEdit\x12\t\n\x01k\x18\x01 \x01(\x05\x12\x10\n\x03\x64im\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bis_absolute\x18\x03 \x01(\x08\x42\x06\n\x04_dim\"0\n\x0b\x44ropoutEdit\x12\x13\n\x0bprobability\x18\x01 \x01(\x01\x12\x0c\n\x04seed\x18\x02 \x01(\x03\"/\n\x08\x43\x61stEdit\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.trocar_api.v1.Dtype\"\n\n\x08SkipEdit\"\\\n\rNormaliseEdit\x12\x10\n\x08max_norm\x18\x01 \x01(\x01\x12\'\n\x05scope\x18\x02 \x01(\x0e\x32\x18.trocar_api.v1.NormScope\x12\x10\n\x08is_exact\x18\x03 \x01(\x08\"h\n\x0cNanToNumEdit\x12\x10\n\x03nan\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06posinf\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06neginf\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x06\n\x04_nanB\t\n\x07_posinfB\t\n\x07_neginf*^\n\tEditOrder\x12\x1a\n\x16\x45\x44IT_ORDER_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45\x44IT_ORDER_BEFORE_TAPS\x10\x01\x12\x19\n\x15\x45\x44IT_ORDER_AFTER_TAPS\x10\x02*X\n\tNoiseKind\x12\x1a\n\x16NOISE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13NOISE_KIND_GAUSSIAN\x10\x01\x12\x16\n\x12NOISE_KIND_UNIFORM\x10\x02*q\n\tNormScope\x12\x1a\n\x16NORM_SCOPE_UNSPECIFIED\x10\x00\x12\x15\n\x11NORM_SCOPE_SAMPLE\x10\x01\x12\x1d\n\x19NORM_SCOPE_CHANNEL_VECTOR\x10\x02\x12\x12\n\x0eNORM_SCOPE_ALL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trocar_api/v1/edit.proto\x12\rtrocar_api.v1\x1a\x1ctrocar_api/v1/position.proto\x1a\x1dtrocar_api/v1/reduction.proto\x1a\x17trocar_api/v1/tap.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xf1\t\n\x04\x45\x64it\x12\x10\n\x08selector\x18\x01 \x01(\t\x12+\n\x05parts\x18\x02 \x01(\x0b\x32\x1c.trocar_api.v1.SelectorParts\x12\'\n\x05order\x18\x03 \x01(\x0e\x32\x18.trocar_api.v1.EditOrder\x12)\n\x06region\x18\x04 \x01(\x0b\x32\x19.trocar_api.v1.EditRegion\x12\x18\n\x0b\x63hannel_dim\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12+\n\tpositions\x18\x06 \x01(\x0b\x32\x18.trocar_api.v1.Positions\x12%\n\x03set\x18\n \x01(\x0b\x32\x16.trocar_api.v1.OperandH\x00\x12\'\n\x04zero\x18\x0b \x01(\x0b\x32\x17.trocar_api.v1.ZeroEditH\x00\x12%\n\x03\x61\x64\x64\x18\x0c \x01(\x0b\x32\x16.trocar_api.v1.OperandH\x00\x12\'\n\x05scale\x18\r \x01(\x0b\x32\x16.trocar_api.v1.OperandH\x00\x12+\n\x06\x61\x66\x66ine\x18\x0e \x01(\x0b\x32\x19.trocar_api.v1.AffineEditH\x00\x12)\n\x05\x63lamp\x18\x0f \x01(\x0b\x32\x18.trocar_api.v1.ClampEditH\x00\x12)\n\x05noise\x18\x10 \x01(\x0b\x32\x18.trocar_api.v1.NoiseEditH\x00\x12\x34\n\x0bmean_ablate\x18\x11 \x01(\x0b\x32\x1d.trocar_api.v1.MeanAblateEditH\x00\x12/\n\x08resample\x18\x12 \x01(\x0b\x32\x1b.trocar_api.v1.ResampleEditH\x00\x12\'\n\x04swap\x18\x13 \x01(\x0b\x32\x17.trocar_api.v1.SwapEditH\x00\x12\x30\n\tadd_input\x18\x14 \x01(\x0b\x32\x1b.trocar_api.v1.AddInputEditH\x00\x12)\n\x05steer\x18\x15 \x01(\x0b\x32\x18.trocar_api.v1.SteerEditH\x00\x12\x31\n\x0bproject_out\x18\x16 \x01(\x0b\x32\x1a.trocar_api.v1.ProjectEditH\x00\x12\x32\n\x0cproject_onto\x18\x17 \x01(\x0b\x32\x1a.trocar_api.v1.ProjectEditH\x00\x12(\n\x05top_k\x18\x18 \x01(\x0b\x32\x17.trocar_api.v1.TopKEditH\x00\x12-\n\x07\x64ropout\x18\x19 \x01(\x0b\x32\x1a.trocar_api.v1.DropoutEditH\x00\x12\'\n\x04\x63\x61st\x18\x1a \x01(\x0b\x32\x17.trocar_api.v1.CastEditH\x00\x12\'\n\x04skip\x18\x1b \x01(\x0b\x32\x17.trocar_api.v1.SkipEditH\x00\x12\x31\n\tnormalise\x18\x1c \x01(\x0b\x32\x1c.trocar_api.v1.NormaliseEditH\x00\x12\x31\n\nnan_to_num\x18\x1d \x01(\x0b\x32\x1b.trocar_api.v1.NanToNumEditH\x00\x12\x10\n\x06stored\x18\x1e \x01(\tH\x00\x12%\n\x03\x63\x61p\x18\x1f \x01(\x0b\x32\x16.trocar_api.v1.CapEditH\x00\x12\x31\n\tdirection\x18  \x01(\x0b\x32\x1c.trocar_api.v1.DirectionEditH\x00\x42\x0b\n\toperationB\x0e\n\x0c_channel_dim\"\xbd\x01\n\nEditRegion\x12,\n\x05index\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.IndexReduction\x12+\n\x05takes\x18\x02 \x03(\x0b\x32\x1c.trocar_api.v1.TakeReduction\x12\'\n\x04mask\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12+\n\x05spans\x18\x04 \x01(\x0b\x32\x1c.trocar_api.v1.SpanReduction\"R\n\x07Operand\x12\x12\n\x08\x63onstant\x18\x01 \x01(\x01H\x00\x12+\n\x06tensor\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpecH\x00\x42\x06\n\x04kind\"\n\n\x08ZeroEdit\"Z\n\nAffineEdit\x12%\n\x05scale\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.Operand\x12%\n\x05shift\x18\x02 \x01(\x0b\x32\x16.trocar_api.v1.Operand\"A\n\tClampEdit\x12\x10\n\x03low\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_high\"P\n\tNoiseEdit\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.trocar_api.v1.NoiseKind\x12\r\n\x05scale\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x03\">\n\x0eMeanAblateEdit\x12,\n\treference\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\"\x1c\n\x0cResampleEdit\x12\x0c\n\x04seed\x18\x01 \x01(\x03\",\n\x08SwapEdit\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08selector\x18\x02 \x01(\t\"\x0e\n\x0c\x41\x64\x64InputEdit\"q\n\tSteerEdit\x12,\n\tdirection\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\r\n\x05\x61lpha\x18\x02 \x01(\x01\x12\x12\n\nkeeps_norm\x18\x03 \x01(\x08\x12\x13\n\x0bis_relative\x18\x04 \x01(\x08\"7\n\x0bProjectEdit\x12(\n\x05\x62\x61sis\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\"m\n\x07\x43\x61pEdit\x12,\n\tdirection\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x10\n\x03low\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_high\"\xc6\x01\n\rDirectionEdit\x12.\n\x05steer\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.DirectionSteerH\x00\x12\x15\n\x0bproject_out\x18\x02 \x01(\x08H\x00\x12*\n\x03\x63\x61p\x18\x03 \x01(\x0b\x32\x1b.trocar_api.v1.DirectionCapH\x00\x12\x0c\n\x04name\x18\x04 \x01(\t\x12,\n\x05units\x18\x05 \x01(\x0e\x32\x1d.trocar_api.v1.DirectionUnitsB\x06\n\x04kind\"W\n\x0e\x44irectionSteer\x12\x12\n\x05\x61lpha\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nkeeps_norm\x18\x02 \x01(\x08\x12\x13\n\x0bis_relative\x18\x03 \x01(\x08\x42\x08\n\x06_alpha\"D\n\x0c\x44irectionCap\x12\x10\n\x03low\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_high\"D\n\x08TopKEdit\x12\t\n\x01k\x18\x01 \x01(\x05\x12\x10\n\x03\x64im\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bis_absolute\x18\x03 \x01(\x08\x42\x06\n\x04_dim\"0\n\x0b\x44ropoutEdit\x12\x13\n\x0bprobability\x18\x01 \x01(\x01\x12\x0c\n\x04seed\x18\x02 \x01(\x03\"/\n\x08\x43\x61stEdit\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.trocar_api.v1.Dtype\"\n\n\x08SkipEdit\"\\\n\rNormaliseEdit\x12\x10\n\x08max_norm\x18\x01 \x01(\x01\x12\'\n\x05scope\x18\x02 \x01(\x0e\x32\x18.trocar_api.v1.NormScope\x12\x10\n\x08is_exact\x18\x03 \x01(\x08\"h\n\x0cNanToNumEdit\x12\x10\n\x03nan\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06posinf\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06neginf\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x06\n\x04_nanB\t\n\x07_posinfB\t\n\x07_neginf*^\n\tEditOrder\x12\x1a\n\x16\x45\x44IT_ORDER_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45\x44IT_ORDER_BEFORE_TAPS\x10\x01\x12\x19\n\x15\x45\x44IT_ORDER_AFTER_TAPS\x10\x02*X\n\tNoiseKind\x12\x1a\n\x16NOISE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13NOISE_KIND_GAUSSIAN\x10\x01\x12\x16\n\x12NOISE_KIND_UNIFORM\x10\x02*d\n\x0e\x44irectionUnits\x12\x1f\n\x1b\x44IRECTION_UNITS_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44IRECTION_UNITS_RAW\x10\x01\x12\x18\n\x14\x44IRECTION_UNITS_NORM\x10\x02*q\n\tNormScope\x12\x1a\n\x16NORM_SCOPE_UNSPECIFIED\x10\x00\x12\x15\n\x11NORM_SCOPE_SAMPLE\x10\x01\x12\x1d\n\x19NORM_SCOPE_CHANNEL_VECTOR\x10\x02\x12\x12\n\x0eNORM_SCOPE_ALL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.edit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EDITORDER']._serialized_start=2477
-  _globals['_EDITORDER']._serialized_end=2571
-  _globals['_NOISEKIND']._serialized_start=2573
-  _globals['_NOISEKIND']._serialized_end=2661
-  _globals['_NORMSCOPE']._serialized_start=2663
-  _globals['_NORMSCOPE']._serialized_end=2776
-  _globals['_EDIT']._serialized_start=128
-  _globals['_EDIT']._serialized_end=1258
-  _globals['_EDITREGION']._serialized_start=1261
-  _globals['_EDITREGION']._serialized_end=1450
-  _globals['_OPERAND']._serialized_start=1452
-  _globals['_OPERAND']._serialized_end=1534
-  _globals['_ZEROEDIT']._serialized_start=1536
-  _globals['_ZEROEDIT']._serialized_end=1546
-  _globals['_AFFINEEDIT']._serialized_start=1548
-  _globals['_AFFINEEDIT']._serialized_end=1638
-  _globals['_CLAMPEDIT']._serialized_start=1640
-  _globals['_CLAMPEDIT']._serialized_end=1705
-  _globals['_NOISEEDIT']._serialized_start=1707
-  _globals['_NOISEEDIT']._serialized_end=1787
-  _globals['_MEANABLATEEDIT']._serialized_start=1789
-  _globals['_MEANABLATEEDIT']._serialized_end=1851
-  _globals['_RESAMPLEEDIT']._serialized_start=1853
-  _globals['_RESAMPLEEDIT']._serialized_end=1881
-  _globals['_SWAPEDIT']._serialized_start=1883
-  _globals['_SWAPEDIT']._serialized_end=1927
-  _globals['_ADDINPUTEDIT']._serialized_start=1929
-  _globals['_ADDINPUTEDIT']._serialized_end=1943
-  _globals['_STEEREDIT']._serialized_start=1945
-  _globals['_STEEREDIT']._serialized_end=2037
-  _globals['_PROJECTEDIT']._serialized_start=2039
-  _globals['_PROJECTEDIT']._serialized_end=2094
-  _globals['_TOPKEDIT']._serialized_start=2096
-  _globals['_TOPKEDIT']._serialized_end=2164
-  _globals['_DROPOUTEDIT']._serialized_start=2166
-  _globals['_DROPOUTEDIT']._serialized_end=2214
-  _globals['_CASTEDIT']._serialized_start=2216
-  _globals['_CASTEDIT']._serialized_end=2263
-  _globals['_SKIPEDIT']._serialized_start=2265
-  _globals['_SKIPEDIT']._serialized_end=2275
-  _globals['_NORMALISEEDIT']._serialized_start=2277
-  _globals['_NORMALISEEDIT']._serialized_end=2369
-  _globals['_NANTONUMEDIT']._serialized_start=2371
-  _globals['_NANTONUMEDIT']._serialized_end=2475
+  _globals['_EDITORDER']._serialized_start=3134
+  _globals['_EDITORDER']._serialized_end=3228
+  _globals['_NOISEKIND']._serialized_start=3230
+  _globals['_NOISEKIND']._serialized_end=3318
+  _globals['_DIRECTIONUNITS']._serialized_start=3320
+  _globals['_DIRECTIONUNITS']._serialized_end=3420
+  _globals['_NORMSCOPE']._serialized_start=3422
+  _globals['_NORMSCOPE']._serialized_end=3535
+  _globals['_EDIT']._serialized_start=158
+  _globals['_EDIT']._serialized_end=1423
+  _globals['_EDITREGION']._serialized_start=1426
+  _globals['_EDITREGION']._serialized_end=1615
+  _globals['_OPERAND']._serialized_start=1617
+  _globals['_OPERAND']._serialized_end=1699
+  _globals['_ZEROEDIT']._serialized_start=1701
+  _globals['_ZEROEDIT']._serialized_end=1711
+  _globals['_AFFINEEDIT']._serialized_start=1713
+  _globals['_AFFINEEDIT']._serialized_end=1803
+  _globals['_CLAMPEDIT']._serialized_start=1805
+  _globals['_CLAMPEDIT']._serialized_end=1870
+  _globals['_NOISEEDIT']._serialized_start=1872
+  _globals['_NOISEEDIT']._serialized_end=1952
+  _globals['_MEANABLATEEDIT']._serialized_start=1954
+  _globals['_MEANABLATEEDIT']._serialized_end=2016
+  _globals['_RESAMPLEEDIT']._serialized_start=2018
+  _globals['_RESAMPLEEDIT']._serialized_end=2046
+  _globals['_SWAPEDIT']._serialized_start=2048
+  _globals['_SWAPEDIT']._serialized_end=2092
+  _globals['_ADDINPUTEDIT']._serialized_start=2094
+  _globals['_ADDINPUTEDIT']._serialized_end=2108
+  _globals['_STEEREDIT']._serialized_start=2110
+  _globals['_STEEREDIT']._serialized_end=2223
+  _globals['_PROJECTEDIT']._serialized_start=2225
+  _globals['_PROJECTEDIT']._serialized_end=2280
+  _globals['_CAPEDIT']._serialized_start=2282
+  _globals['_CAPEDIT']._serialized_end=2391
+  _globals['_DIRECTIONEDIT']._serialized_start=2394
+  _globals['_DIRECTIONEDIT']._serialized_end=2592
+  _globals['_DIRECTIONSTEER']._serialized_start=2594
+  _globals['_DIRECTIONSTEER']._serialized_end=2681
+  _globals['_DIRECTIONCAP']._serialized_start=2683
+  _globals['_DIRECTIONCAP']._serialized_end=2751
+  _globals['_TOPKEDIT']._serialized_start=2753
+  _globals['_TOPKEDIT']._serialized_end=2821
+  _globals['_DROPOUTEDIT']._serialized_start=2823
+  _globals['_DROPOUTEDIT']._serialized_end=2871
+  _globals['_CASTEDIT']._serialized_start=2873
+  _globals['_CASTEDIT']._serialized_end=2920
+  _globals['_SKIPEDIT']._serialized_start=2922
+  _globals['_SKIPEDIT']._serialized_end=2932
+  _globals['_NORMALISEEDIT']._serialized_start=2934
+  _globals['_NORMALISEEDIT']._serialized_end=3026
+  _globals['_NANTONUMEDIT']._serialized_start=3028
+  _globals['_NANTONUMEDIT']._serialized_end=3132
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from trocar_api.v1 import position_pb2 as _position_pb2
 from trocar_api.v1 import reduction_pb2 as _reduction_pb2
 from trocar_api.v1 import tap_pb2 as _tap_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
@@ -70,6 +71,30 @@ NOISE_KIND_UNIFORM: NoiseKind.ValueType  # 2
 """From -`scale` to `scale`."""
 Global___NoiseKind: _TypeAlias = NoiseKind  # noqa: Y015
 
+class _DirectionUnits:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DirectionUnitsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DirectionUnits.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DIRECTION_UNITS_UNSPECIFIED: _DirectionUnits.ValueType  # 0
+    """Not set; means raw."""
+    DIRECTION_UNITS_RAW: _DirectionUnits.ValueType  # 1
+    """`steer`: multiples of the vector as it was fitted. `cap`: of the component along the direction, as it is."""
+    DIRECTION_UNITS_NORM: _DirectionUnits.ValueType  # 2
+    """Multiples of the mean norm of the value at this place, over the data that the direction was fitted to."""
+
+class DirectionUnits(_DirectionUnits, metaclass=_DirectionUnitsEnumTypeWrapper):
+    """How the numbers of an edit with a stored direction are meant."""
+
+DIRECTION_UNITS_UNSPECIFIED: DirectionUnits.ValueType  # 0
+"""Not set; means raw."""
+DIRECTION_UNITS_RAW: DirectionUnits.ValueType  # 1
+"""`steer`: multiples of the vector as it was fitted. `cap`: of the component along the direction, as it is."""
+DIRECTION_UNITS_NORM: DirectionUnits.ValueType  # 2
+"""Multiples of the mean norm of the value at this place, over the data that the direction was fitted to."""
+Global___DirectionUnits: _TypeAlias = DirectionUnits  # noqa: Y015
+
 class _NormScope:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -111,6 +136,7 @@ class Edit(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     CHANNEL_DIM_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
     ZERO_FIELD_NUMBER: _builtins.int
     ADD_FIELD_NUMBER: _builtins.int
@@ -132,6 +158,8 @@ class Edit(_message.Message):
     NORMALISE_FIELD_NUMBER: _builtins.int
     NAN_TO_NUM_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    CAP_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """What is changed, as in `Tap.selector`: a value (`layer3`, `fc/in`), a parameter for this pass only
     (`fc/param(weight)`), or a gradient (`layer3/grad_out`, `fc/grad_in`, `fc/param_grad(weight)`).
@@ -152,6 +180,13 @@ class Edit(_message.Message):
     @_builtins.property
     def region(self) -> Global___EditRegion:
         """Which part of the value is changed; all of it when unset."""
+
+    @_builtins.property
+    def positions(self) -> _position_pb2.Positions:
+        """The positions of the texts that are changed; all when unset. `region` may then have positions of samples and
+        channels only. The operation gets the tokens at these positions in `GenerationService.Generate`, elsewhere all
+        tokens, as with `EditRegion.spans`.
+        """
 
     @_builtins.property
     def set(self) -> Global___Operand:
@@ -233,6 +268,14 @@ class Edit(_message.Message):
     def nan_to_num(self) -> Global___NanToNumEdit:
         """Replaces NaN and infinities."""
 
+    @_builtins.property
+    def cap(self) -> Global___CapEdit:
+        """Limits the component along a direction."""
+
+    @_builtins.property
+    def direction(self) -> Global___DirectionEdit:
+        """One of `steer`, `project_out` and `cap` with a stored direction, which was fitted at this place."""
+
     def __init__(
         self,
         *,
@@ -241,6 +284,7 @@ class Edit(_message.Message):
         order: Global___EditOrder.ValueType = ...,
         region: Global___EditRegion | None = ...,
         channel_dim: _builtins.int | None = ...,
+        positions: _position_pb2.Positions | None = ...,
         set: Global___Operand | None = ...,
         zero: Global___ZeroEdit | None = ...,
         add: Global___Operand | None = ...,
@@ -262,14 +306,16 @@ class Edit(_message.Message):
         normalise: Global___NormaliseEdit | None = ...,
         nan_to_num: Global___NanToNumEdit | None = ...,
         stored: _builtins.str = ...,
+        cap: Global___CapEdit | None = ...,
+        direction: Global___DirectionEdit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "add", b"add", "add_input", b"add_input", "affine", b"affine", "cast", b"cast", "channel_dim", b"channel_dim", "clamp", b"clamp", "dropout", b"dropout", "mean_ablate", b"mean_ablate", "nan_to_num", b"nan_to_num", "noise", b"noise", "normalise", b"normalise", "operation", b"operation", "parts", b"parts", "project_onto", b"project_onto", "project_out", b"project_out", "region", b"region", "resample", b"resample", "scale", b"scale", "set", b"set", "skip", b"skip", "steer", b"steer", "stored", b"stored", "swap", b"swap", "top_k", b"top_k", "zero", b"zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "add", b"add", "add_input", b"add_input", "affine", b"affine", "cap", b"cap", "cast", b"cast", "channel_dim", b"channel_dim", "clamp", b"clamp", "direction", b"direction", "dropout", b"dropout", "mean_ablate", b"mean_ablate", "nan_to_num", b"nan_to_num", "noise", b"noise", "normalise", b"normalise", "operation", b"operation", "parts", b"parts", "positions", b"positions", "project_onto", b"project_onto", "project_out", b"project_out", "region", b"region", "resample", b"resample", "scale", b"scale", "set", b"set", "skip", b"skip", "steer", b"steer", "stored", b"stored", "swap", b"swap", "top_k", b"top_k", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "add", b"add", "add_input", b"add_input", "affine", b"affine", "cast", b"cast", "channel_dim", b"channel_dim", "clamp", b"clamp", "dropout", b"dropout", "mean_ablate", b"mean_ablate", "nan_to_num", b"nan_to_num", "noise", b"noise", "normalise", b"normalise", "operation", b"operation", "order", b"order", "parts", b"parts", "project_onto", b"project_onto", "project_out", b"project_out", "region", b"region", "resample", b"resample", "scale", b"scale", "selector", b"selector", "set", b"set", "skip", b"skip", "steer", b"steer", "stored", b"stored", "swap", b"swap", "top_k", b"top_k", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "add", b"add", "add_input", b"add_input", "affine", b"affine", "cap", b"cap", "cast", b"cast", "channel_dim", b"channel_dim", "clamp", b"clamp", "direction", b"direction", "dropout", b"dropout", "mean_ablate", b"mean_ablate", "nan_to_num", b"nan_to_num", "noise", b"noise", "normalise", b"normalise", "operation", b"operation", "order", b"order", "parts", b"parts", "positions", b"positions", "project_onto", b"project_onto", "project_out", b"project_out", "region", b"region", "resample", b"resample", "scale", b"scale", "selector", b"selector", "set", b"set", "skip", b"skip", "steer", b"steer", "stored", b"stored", "swap", b"swap", "top_k", b"top_k", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
-    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["set", "zero", "add", "scale", "affine", "clamp", "noise", "mean_ablate", "resample", "swap", "add_input", "steer", "project_out", "project_onto", "top_k", "dropout", "cast", "skip", "normalise", "nan_to_num", "stored"]  # noqa: Y015
+    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["set", "zero", "add", "scale", "affine", "clamp", "noise", "mean_ablate", "resample", "swap", "add_input", "steer", "project_out", "project_onto", "top_k", "dropout", "cast", "skip", "normalise", "nan_to_num", "stored", "cap", "direction"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_dim) -> _WhichOneofReturnType__channel_dim | None: ...
@@ -567,10 +613,13 @@ class SteerEdit(_message.Message):
     DIRECTION_FIELD_NUMBER: _builtins.int
     ALPHA_FIELD_NUMBER: _builtins.int
     KEEPS_NORM_FIELD_NUMBER: _builtins.int
+    IS_RELATIVE_FIELD_NUMBER: _builtins.int
     alpha: _builtins.float
     """Factor of the direction; any finite number."""
     keeps_norm: _builtins.bool
     """Whether each vector then gets the Euclidean norm that it had before."""
+    is_relative: _builtins.bool
+    """Whether the direction is scaled to length 1, and the factor multiplies the Euclidean norm that each vector has."""
     @_builtins.property
     def direction(self) -> _tensor_pb2.TensorSpec:
         """Of shape (channels,), or (batch, channels). One payload."""
@@ -581,10 +630,11 @@ class SteerEdit(_message.Message):
         direction: _tensor_pb2.TensorSpec | None = ...,
         alpha: _builtins.float = ...,
         keeps_norm: _builtins.bool = ...,
+        is_relative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "direction", b"direction", "keeps_norm", b"keeps_norm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "direction", b"direction", "is_relative", b"is_relative", "keeps_norm", b"keeps_norm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -613,6 +663,156 @@ class ProjectEdit(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProjectEdit: _TypeAlias = ProjectEdit  # noqa: Y015
+
+@_typing.final
+class CapEdit(_message.Message):
+    """x + (clip(x.u, low, high) - x.u) u along the channels, u the direction divided by its Euclidean norm. At least one limit
+    is required.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    low: _builtins.float
+    """The lower limit; none when unset."""
+    high: _builtins.float
+    """The upper limit; none when unset."""
+    @_builtins.property
+    def direction(self) -> _tensor_pb2.TensorSpec:
+        """Of shape (channels,). One payload."""
+
+    def __init__(
+        self,
+        *,
+        direction: _tensor_pb2.TensorSpec | None = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "direction", b"direction", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "direction", b"direction", "high", b"high", "low", b"low"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___CapEdit: _TypeAlias = CapEdit  # noqa: Y015
+
+@_typing.final
+class DirectionEdit(_message.Message):
+    """An edit with a stored direction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEER_FIELD_NUMBER: _builtins.int
+    PROJECT_OUT_FIELD_NUMBER: _builtins.int
+    CAP_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    project_out: _builtins.bool
+    """`project_out`, of all vectors of the direction. Must be true."""
+    name: _builtins.str
+    """The name of a direction of the caller."""
+    units: Global___DirectionUnits.ValueType
+    """Of the numbers of `steer` and `cap`."""
+    @_builtins.property
+    def steer(self) -> Global___DirectionSteer:
+        """`steer`."""
+
+    @_builtins.property
+    def cap(self) -> Global___DirectionCap:
+        """`cap`."""
+
+    def __init__(
+        self,
+        *,
+        steer: Global___DirectionSteer | None = ...,
+        project_out: _builtins.bool = ...,
+        cap: Global___DirectionCap | None = ...,
+        name: _builtins.str = ...,
+        units: Global___DirectionUnits.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cap", b"cap", "kind", b"kind", "project_out", b"project_out", "steer", b"steer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap", b"cap", "kind", b"kind", "name", b"name", "project_out", b"project_out", "steer", b"steer", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["steer", "project_out", "cap"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___DirectionEdit: _TypeAlias = DirectionEdit  # noqa: Y015
+
+@_typing.final
+class DirectionSteer(_message.Message):
+    """As `SteerEdit`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALPHA_FIELD_NUMBER: _builtins.int
+    KEEPS_NORM_FIELD_NUMBER: _builtins.int
+    IS_RELATIVE_FIELD_NUMBER: _builtins.int
+    alpha: _builtins.float
+    """Factor of the direction; any finite number. 1 when unset."""
+    keeps_norm: _builtins.bool
+    """Whether each vector then gets the Euclidean norm that it had before."""
+    is_relative: _builtins.bool
+    """As in `SteerEdit`; with raw units alone."""
+    def __init__(
+        self,
+        *,
+        alpha: _builtins.float | None = ...,
+        keeps_norm: _builtins.bool = ...,
+        is_relative: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha", "is_relative", b"is_relative", "keeps_norm", b"keeps_norm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
+    _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
+
+Global___DirectionSteer: _TypeAlias = DirectionSteer  # noqa: Y015
+
+@_typing.final
+class DirectionCap(_message.Message):
+    """As `CapEdit`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    low: _builtins.float
+    """The lower limit; none when unset."""
+    high: _builtins.float
+    """The upper limit; none when unset."""
+    def __init__(
+        self,
+        *,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___DirectionCap: _TypeAlias = DirectionCap  # noqa: Y015
 
 @_typing.final
 class TopKEdit(_message.Message):

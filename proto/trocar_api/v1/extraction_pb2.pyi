@@ -180,8 +180,10 @@ class PlanRequest(_message.Message):
     EXTRACTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def extraction(self) -> Global___ExtractRequest:
-        """The request that is planned, without chunks. Texts are tokenized; sound is refused. Of images only their number is
-        needed, and their sizes where the model's number of tokens depends on these.
+        """The request that is planned. Texts are tokenized; sound is refused. Of images only their number is needed, and
+        their sizes where the model's number of tokens depends on these. Chunks are not needed; of named tensors of
+        integers and booleans each may be sent whole, in one chunk, at most 64 KiB together: a model that decides by such
+        values is planned for these where it, or a selector, does not work with made-up ones.
         """
 
     def __init__(
@@ -1052,6 +1054,7 @@ class FeatureMap(_message.Message):
     TOKEN_POSITIONS_FIELD_NUMBER: _builtins.int
     AXES_FIELD_NUMBER: _builtins.int
     TOKEN_GRIDS_FIELD_NUMBER: _builtins.int
+    TOKEN_TEXTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The alias, or the selector of exactly this value. Unique in the reply."""
     path: _builtins.str
@@ -1104,6 +1107,10 @@ class FeatureMap(_message.Message):
     def token_grids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenGrid]:
         """The dimensions whose tokens are the patches of a picture. Empty where `axes` is."""
 
+    @_builtins.property
+    def token_texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenText]:
+        """Of the `indices` of a `LensReduction`: the texts of these tokens, each once."""
+
     def __init__(
         self,
         *,
@@ -1124,16 +1131,43 @@ class FeatureMap(_message.Message):
         token_positions: _abc.Iterable[Global___TokenPositions] | None = ...,
         axes: _abc.Iterable[_builtins.str] | None = ...,
         token_grids: _abc.Iterable[Global___TokenGrid] | None = ...,
+        token_texts: _abc.Iterable[Global___TokenText] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "cast", b"cast", "channel_dim", b"channel_dim", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "axes", b"axes", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_grids", b"token_grids", "token_positions", b"token_positions", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "axes", b"axes", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_grids", b"token_grids", "token_positions", b"token_positions", "token_texts", b"token_texts", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_dim) -> _WhichOneofReturnType__channel_dim | None: ...
 
 Global___FeatureMap: _TypeAlias = FeatureMap  # noqa: Y015
+
+@_typing.final
+class TokenText(_message.Message):
+    """The text of a token, alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Its id."""
+    text: _builtins.str
+    """Its text; empty for a model without a tokenizer."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenText: _TypeAlias = TokenText  # noqa: Y015
 
 @_typing.final
 class TokenGrid(_message.Message):

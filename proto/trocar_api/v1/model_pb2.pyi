@@ -95,6 +95,7 @@ class Model(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     DIGEST_PARTS_FIELD_NUMBER: _builtins.int
+    GENERATES_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id that calls use: `^[a-z0-9][a-z0-9._-]{0,62}$`."""
     state: Global___ModelState.ValueType
@@ -125,6 +126,8 @@ class Model(_message.Message):
     restart; where weights cannot be hashed, for example sparse ones, another one after each load. Empty while not
     loaded, and if not asked for; see `GetModelRequest.has_digest`.
     """
+    generates: _builtins.bool
+    """Whether `GenerationService.Generate` continues texts with it. False while not loaded."""
     @_builtins.property
     def preprocessing(self) -> Global___Preprocessing:
         """What the server does to images. Unset for a model that takes arrays only."""
@@ -176,10 +179,11 @@ class Model(_message.Message):
         stages: _abc.Iterable[Global___ModelStage] | None = ...,
         digest: _builtins.str = ...,
         digest_parts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        generates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["preprocessing", b"preprocessing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "byte_count", b"byte_count", "categories", b"categories", "device", b"device", "digest", b"digest", "digest_parts", b"digest_parts", "dtype", b"dtype", "error_message", b"error_message", "family", b"family", "input_shape", b"input_shape", "inputs", b"inputs", "model_id", b"model_id", "parameter_count", b"parameter_count", "preprocessing", b"preprocessing", "stages", b"stages", "state", b"state", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "byte_count", b"byte_count", "categories", b"categories", "device", b"device", "digest", b"digest", "digest_parts", b"digest_parts", "dtype", b"dtype", "error_message", b"error_message", "family", b"family", "generates", b"generates", "input_shape", b"input_shape", "inputs", b"inputs", "model_id", b"model_id", "parameter_count", b"parameter_count", "preprocessing", b"preprocessing", "stages", b"stages", "state", b"state", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,35 +22,36 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from trocar_api.v1 import position_pb2 as trocar__api_dot_v1_dot_position__pb2
 from trocar_api.v1 import reduction_pb2 as trocar__api_dot_v1_dot_reduction__pb2
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrocar_api/v1/objective.proto\x12\rtrocar_api.v1\x1a\x1dtrocar_api/v1/reduction.proto\x1a\x1atrocar_api/v1/tensor.proto\"8\n\tObjective\x12+\n\x05terms\x18\x01 \x03(\x0b\x32\x1c.trocar_api.v1.ObjectiveTerm\"\xfc\x01\n\rObjectiveTerm\x12\x13\n\x06weight\x18\x01 \x01(\x01H\x01\x88\x01\x01\x12\x30\n\x0b\x63lass_score\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.ClassScoreH\x00\x12\x30\n\x0bvalue_score\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.ValueScoreH\x00\x12#\n\x04loss\x18\x04 \x01(\x0b\x32\x13.trocar_api.v1.LossH\x00\x12:\n\x10gradient_penalty\x18\x05 \x01(\x0b\x32\x1e.trocar_api.v1.GradientPenaltyH\x00\x42\x06\n\x04kindB\t\n\x07_weight\"\\\n\nClassScore\x12\x10\n\x08selector\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\x03\x12+\n\x04kind\x18\x03 \x01(\x0e\x32\x1d.trocar_api.v1.ClassScoreKind\"\xd5\x01\n\nValueScore\x12\x10\n\x08selector\x18\x01 \x01(\t\x12,\n\nreductions\x18\x02 \x03(\x0b\x32\x18.trocar_api.v1.Reduction\x12\x18\n\x0b\x63hannel_dim\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x30\n\x08\x66unction\x18\x04 \x01(\x0e\x32\x1e.trocar_api.v1.ElementFunction\x12+\n\taggregate\x18\x05 \x01(\x0e\x32\x18.trocar_api.v1.AggregateB\x0e\n\x0c_channel_dim\"z\n\x04Loss\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.LossKind\x12\x10\n\x08selector\x18\x02 \x01(\t\x12)\n\x06labels\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x0e\n\x06is_sum\x18\x04 \x01(\x08\"Y\n\x0fGradientPenalty\x12$\n\x02of\x18\x01 \x01(\x0b\x32\x18.trocar_api.v1.Objective\x12\x10\n\x08selector\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x65nter\x18\x03 \x01(\x01*\x96\x01\n\x0e\x43lassScoreKind\x12 \n\x1c\x43LASS_SCORE_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43LASS_SCORE_KIND_LOGIT\x10\x01\x12 \n\x1c\x43LASS_SCORE_KIND_PROBABILITY\x10\x02\x12$\n CLASS_SCORE_KIND_LOG_PROBABILITY\x10\x03*\x9e\x01\n\x0f\x45lementFunction\x12 \n\x1c\x45LEMENT_FUNCTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45LEMENT_FUNCTION_SQUARE\x10\x01\x12\x18\n\x14\x45LEMENT_FUNCTION_ABS\x10\x02\x12\x18\n\x14\x45LEMENT_FUNCTION_LOG\x10\x03\x12\x18\n\x14\x45LEMENT_FUNCTION_EXP\x10\x04*a\n\tAggregate\x12\x19\n\x15\x41GGREGATE_UNSPECIFIED\x10\x00\x12\x11\n\rAGGREGATE_SUM\x10\x01\x12\x12\n\x0e\x41GGREGATE_MEAN\x10\x02\x12\x12\n\x0e\x41GGREGATE_NORM\x10\x03*\xc8\x01\n\x08LossKind\x12\x19\n\x15LOSS_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17LOSS_KIND_CROSS_ENTROPY\x10\x01\x12\x11\n\rLOSS_KIND_NLL\x10\x02\x12\x1d\n\x19LOSS_KIND_BCE_WITH_LOGITS\x10\x03\x12\x11\n\rLOSS_KIND_MSE\x10\x04\x12\x10\n\x0cLOSS_KIND_L1\x10\x05\x12\x17\n\x13LOSS_KIND_SMOOTH_L1\x10\x06\x12\x14\n\x10LOSS_KIND_KL_DIV\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrocar_api/v1/objective.proto\x12\rtrocar_api.v1\x1a\x1ctrocar_api/v1/position.proto\x1a\x1dtrocar_api/v1/reduction.proto\x1a\x1atrocar_api/v1/tensor.proto\"8\n\tObjective\x12+\n\x05terms\x18\x01 \x03(\x0b\x32\x1c.trocar_api.v1.ObjectiveTerm\"\xfc\x01\n\rObjectiveTerm\x12\x13\n\x06weight\x18\x01 \x01(\x01H\x01\x88\x01\x01\x12\x30\n\x0b\x63lass_score\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.ClassScoreH\x00\x12\x30\n\x0bvalue_score\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.ValueScoreH\x00\x12#\n\x04loss\x18\x04 \x01(\x0b\x32\x13.trocar_api.v1.LossH\x00\x12:\n\x10gradient_penalty\x18\x05 \x01(\x0b\x32\x1e.trocar_api.v1.GradientPenaltyH\x00\x42\x06\n\x04kindB\t\n\x07_weight\"\x9e\x01\n\nClassScore\x12\x10\n\x08selector\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\x03\x12+\n\x04kind\x18\x03 \x01(\x0e\x32\x1d.trocar_api.v1.ClassScoreKind\x12+\n\tpositions\x18\x04 \x01(\x0b\x32\x18.trocar_api.v1.Positions\x12\x13\n\x0b\x63lass_names\x18\x05 \x03(\t\"\x82\x02\n\nValueScore\x12\x10\n\x08selector\x18\x01 \x01(\t\x12,\n\nreductions\x18\x02 \x03(\x0b\x32\x18.trocar_api.v1.Reduction\x12\x18\n\x0b\x63hannel_dim\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x30\n\x08\x66unction\x18\x04 \x01(\x0e\x32\x1e.trocar_api.v1.ElementFunction\x12+\n\taggregate\x18\x05 \x01(\x0e\x32\x18.trocar_api.v1.Aggregate\x12+\n\tpositions\x18\x06 \x01(\x0b\x32\x18.trocar_api.v1.PositionsB\x0e\n\x0c_channel_dim\"\x91\x01\n\x04Loss\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.LossKind\x12\x10\n\x08selector\x18\x02 \x01(\t\x12)\n\x06labels\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x0e\n\x06is_sum\x18\x04 \x01(\x08\x12\x15\n\rclass_weights\x18\x05 \x03(\x01\"Y\n\x0fGradientPenalty\x12$\n\x02of\x18\x01 \x01(\x0b\x32\x18.trocar_api.v1.Objective\x12\x10\n\x08selector\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x65nter\x18\x03 \x01(\x01*\x96\x01\n\x0e\x43lassScoreKind\x12 \n\x1c\x43LASS_SCORE_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43LASS_SCORE_KIND_LOGIT\x10\x01\x12 \n\x1c\x43LASS_SCORE_KIND_PROBABILITY\x10\x02\x12$\n CLASS_SCORE_KIND_LOG_PROBABILITY\x10\x03*\x9e\x01\n\x0f\x45lementFunction\x12 \n\x1c\x45LEMENT_FUNCTION_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45LEMENT_FUNCTION_SQUARE\x10\x01\x12\x18\n\x14\x45LEMENT_FUNCTION_ABS\x10\x02\x12\x18\n\x14\x45LEMENT_FUNCTION_LOG\x10\x03\x12\x18\n\x14\x45LEMENT_FUNCTION_EXP\x10\x04*a\n\tAggregate\x12\x19\n\x15\x41GGREGATE_UNSPECIFIED\x10\x00\x12\x11\n\rAGGREGATE_SUM\x10\x01\x12\x12\n\x0e\x41GGREGATE_MEAN\x10\x02\x12\x12\n\x0e\x41GGREGATE_NORM\x10\x03*\xc8\x01\n\x08LossKind\x12\x19\n\x15LOSS_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17LOSS_KIND_CROSS_ENTROPY\x10\x01\x12\x11\n\rLOSS_KIND_NLL\x10\x02\x12\x1d\n\x19LOSS_KIND_BCE_WITH_LOGITS\x10\x03\x12\x11\n\rLOSS_KIND_MSE\x10\x04\x12\x10\n\x0cLOSS_KIND_L1\x10\x05\x12\x17\n\x13LOSS_KIND_SMOOTH_L1\x10\x06\x12\x14\n\x10LOSS_KIND_KL_DIV\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.objective_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLASSSCOREKIND']._serialized_start=946
-  _globals['_CLASSSCOREKIND']._serialized_end=1096
-  _globals['_ELEMENTFUNCTION']._serialized_start=1099
-  _globals['_ELEMENTFUNCTION']._serialized_end=1257
-  _globals['_AGGREGATE']._serialized_start=1259
-  _globals['_AGGREGATE']._serialized_end=1356
-  _globals['_LOSSKIND']._serialized_start=1359
-  _globals['_LOSSKIND']._serialized_end=1559
-  _globals['_OBJECTIVE']._serialized_start=107
-  _globals['_OBJECTIVE']._serialized_end=163
-  _globals['_OBJECTIVETERM']._serialized_start=166
-  _globals['_OBJECTIVETERM']._serialized_end=418
-  _globals['_CLASSSCORE']._serialized_start=420
-  _globals['_CLASSSCORE']._serialized_end=512
-  _globals['_VALUESCORE']._serialized_start=515
-  _globals['_VALUESCORE']._serialized_end=728
-  _globals['_LOSS']._serialized_start=730
-  _globals['_LOSS']._serialized_end=852
-  _globals['_GRADIENTPENALTY']._serialized_start=854
-  _globals['_GRADIENTPENALTY']._serialized_end=943
+  _globals['_CLASSSCOREKIND']._serialized_start=1112
+  _globals['_CLASSSCOREKIND']._serialized_end=1262
+  _globals['_ELEMENTFUNCTION']._serialized_start=1265
+  _globals['_ELEMENTFUNCTION']._serialized_end=1423
+  _globals['_AGGREGATE']._serialized_start=1425
+  _globals['_AGGREGATE']._serialized_end=1522
+  _globals['_LOSSKIND']._serialized_start=1525
+  _globals['_LOSSKIND']._serialized_end=1725
+  _globals['_OBJECTIVE']._serialized_start=137
+  _globals['_OBJECTIVE']._serialized_end=193
+  _globals['_OBJECTIVETERM']._serialized_start=196
+  _globals['_OBJECTIVETERM']._serialized_end=448
+  _globals['_CLASSSCORE']._serialized_start=451
+  _globals['_CLASSSCORE']._serialized_end=609
+  _globals['_VALUESCORE']._serialized_start=612
+  _globals['_VALUESCORE']._serialized_end=870
+  _globals['_LOSS']._serialized_start=873
+  _globals['_LOSS']._serialized_end=1018
+  _globals['_GRADIENTPENALTY']._serialized_start=1020
+  _globals['_GRADIENTPENALTY']._serialized_end=1109
 # @@protoc_insertion_point(module_scope)

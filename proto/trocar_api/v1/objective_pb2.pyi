@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from trocar_api.v1 import position_pb2 as _position_pb2
 from trocar_api.v1 import reduction_pb2 as _reduction_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
@@ -130,7 +131,7 @@ class _LossKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossKind.Val
     LOSS_KIND_SMOOTH_L1: _LossKind.ValueType  # 6
     """Labels of the value's shape."""
     LOSS_KIND_KL_DIV: _LossKind.ValueType  # 7
-    """The value holds log probabilities. Labels: probabilities. Its mean is over the batch."""
+    """The value holds logits. Labels: probabilities. Its mean is over the batch."""
 
 class LossKind(_LossKind, metaclass=_LossKindEnumTypeWrapper):
     """A loss of torch by name, with its defaults."""
@@ -150,7 +151,7 @@ LOSS_KIND_L1: LossKind.ValueType  # 5
 LOSS_KIND_SMOOTH_L1: LossKind.ValueType  # 6
 """Labels of the value's shape."""
 LOSS_KIND_KL_DIV: LossKind.ValueType  # 7
-"""The value holds log probabilities. Labels: probabilities. Its mean is over the batch."""
+"""The value holds logits. Labels: probabilities. Its mean is over the batch."""
 Global___LossKind: _TypeAlias = LossKind  # noqa: Y015
 
 @_typing.final
@@ -241,13 +242,27 @@ class ClassScore(_message.Message):
     SELECTOR_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    CLASS_NAMES_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """Where the scores are; the model's output when empty. One value."""
     kind: Global___ClassScoreKind.ValueType
     """The kind of score."""
     @_builtins.property
     def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """One class for all samples, or one for each; 0 to classes - 1."""
+        """One class for all samples, or one for each; 0 to classes - 1. With `positions`: one for all positions, or one for
+        each, text by text. At most 65,536.
+        """
+
+    @_builtins.property
+    def positions(self) -> _position_pb2.Positions:
+        """Only at these positions of texts, of (batch, tokens, classes). The scores at a position are of the token that follows
+        it. `selector` is then `/out["logits"]` when empty.
+        """
+
+    @_builtins.property
+    def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names in place of `classes`, as in `Model.categories`, in any case; not with `positions`. At most 65,536."""
 
     def __init__(
         self,
@@ -255,10 +270,12 @@ class ClassScore(_message.Message):
         selector: _builtins.str = ...,
         classes: _abc.Iterable[_builtins.int] | None = ...,
         kind: Global___ClassScoreKind.ValueType = ...,
+        positions: _position_pb2.Positions | None = ...,
+        class_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "kind", b"kind", "selector", b"selector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "kind", b"kind", "positions", b"positions", "selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,6 +292,7 @@ class ValueScore(_message.Message):
     CHANNEL_DIM_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
     AGGREGATE_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """The selector of the value; it must match one."""
     channel_dim: _builtins.int
@@ -287,6 +305,10 @@ class ValueScore(_message.Message):
     def reductions(self) -> _containers.RepeatedCompositeFieldContainer[_reduction_pb2.Reduction]:
         """Reductions of the value, in order; without `pca`."""
 
+    @_builtins.property
+    def positions(self) -> _position_pb2.Positions:
+        """Only these positions of texts, before the reductions; as in `Tap`."""
+
     def __init__(
         self,
         *,
@@ -295,10 +317,11 @@ class ValueScore(_message.Message):
         channel_dim: _builtins.int | None = ...,
         function: Global___ElementFunction.ValueType = ...,
         aggregate: Global___Aggregate.ValueType = ...,
+        positions: _position_pb2.Positions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "channel_dim", b"channel_dim"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "channel_dim", b"channel_dim", "positions", b"positions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "aggregate", b"aggregate", "channel_dim", b"channel_dim", "function", b"function", "reductions", b"reductions", "selector", b"selector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "aggregate", b"aggregate", "channel_dim", b"channel_dim", "function", b"function", "positions", b"positions", "reductions", b"reductions", "selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
@@ -316,6 +339,7 @@ class Loss(_message.Message):
     SELECTOR_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     IS_SUM_FIELD_NUMBER: _builtins.int
+    CLASS_WEIGHTS_FIELD_NUMBER: _builtins.int
     kind: Global___LossKind.ValueType
     """The loss. Required."""
     selector: _builtins.str
@@ -326,6 +350,10 @@ class Loss(_message.Message):
     def labels(self) -> _tensor_pb2.TensorSpec:
         """Shape and dtype of the labels. One payload."""
 
+    @_builtins.property
+    def class_weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of `cross_entropy`, `nll` and `bce_with_logits`: a factor for each class, at least 0 and not all 0; 1 when empty."""
+
     def __init__(
         self,
         *,
@@ -333,10 +361,11 @@ class Loss(_message.Message):
         selector: _builtins.str = ...,
         labels: _tensor_pb2.TensorSpec | None = ...,
         is_sum: _builtins.bool = ...,
+        class_weights: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_sum", b"is_sum", "kind", b"kind", "labels", b"labels", "selector", b"selector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_weights", b"class_weights", "is_sum", b"is_sum", "kind", b"kind", "labels", b"labels", "selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

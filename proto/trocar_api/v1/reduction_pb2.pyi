@@ -100,6 +100,9 @@ class Reduction(_message.Message):
     PCA_FIELD_NUMBER: _builtins.int
     GRID_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    LENS_FIELD_NUMBER: _builtins.int
+    PEAK_FIELD_NUMBER: _builtins.int
+    READOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def index(self) -> Global___IndexReduction:
         """Indexing, as NumPy's basic indexing."""
@@ -140,6 +143,18 @@ class Reduction(_message.Message):
     def spans(self) -> Global___SpanReduction:
         """Tokens by their position in the text."""
 
+    @_builtins.property
+    def lens(self) -> Global___LensReduction:
+        """The next tokens that the model's own norm and head read from the value."""
+
+    @_builtins.property
+    def peak(self) -> Global___PeakReduction:
+        """The largest value of each channel, and its position."""
+
+    @_builtins.property
+    def readout(self) -> Global___ReadoutReduction:
+        """The values of a stored direction."""
+
     def __init__(
         self,
         *,
@@ -153,16 +168,75 @@ class Reduction(_message.Message):
         pca: Global___PcaReduction | None = ...,
         grid: Global___GridReduction | None = ...,
         spans: Global___SpanReduction | None = ...,
+        lens: Global___LensReduction | None = ...,
+        peak: Global___PeakReduction | None = ...,
+        readout: Global___ReadoutReduction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "grid", b"grid", "index", b"index", "kind", b"kind", "pca", b"pca", "pool", b"pool", "projection", b"projection", "spans", b"spans", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "grid", b"grid", "index", b"index", "kind", b"kind", "lens", b"lens", "pca", b"pca", "peak", b"peak", "pool", b"pool", "projection", b"projection", "readout", b"readout", "spans", b"spans", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "grid", b"grid", "index", b"index", "kind", b"kind", "pca", b"pca", "pool", b"pool", "projection", b"projection", "spans", b"spans", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "grid", b"grid", "index", b"index", "kind", b"kind", "lens", b"lens", "pca", b"pca", "peak", b"peak", "pool", b"pool", "projection", b"projection", "readout", b"readout", "spans", b"spans", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["index", "take", "crop", "pool", "top_k", "gram", "projection", "pca", "grid", "spans"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["index", "take", "crop", "pool", "top_k", "gram", "projection", "pca", "grid", "spans", "lens", "peak", "readout"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Reduction: _TypeAlias = Reduction  # noqa: Y015
+
+@_typing.final
+class ReadoutReduction(_message.Message):
+    """A stored direction, read: for each vector of channels v the numbers `vectors @ v + bias`, in the last dimension. Must
+    be the only reduction of a tap, which may have positions. The tap's selector may be empty: the places of the
+    direction are then tapped, all of this name. Names of the values end in `:` and the name of the direction where the tap
+    has no alias.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_POOLED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of a direction of the caller, fitted at the place of the tap."""
+    is_pooled: _builtins.bool
+    """Whether values are averaged over their positions first, as for the fit."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        is_pooled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pooled", b"is_pooled", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadoutReduction: _TypeAlias = ReadoutReduction  # noqa: Y015
+
+@_typing.final
+class LensReduction(_message.Message):
+    """The logit lens: what follows the last block of a causal language model, applied to a value of (.., width). The most
+    likely tokens for each vector, most likely first: the logarithms of their probabilities, float32, and in the companion
+    `indices` their ids, int64; `FeatureMap.token_texts` of the companion spells them. Must be the last reduction. Edits
+    of the request do not act on it. The model's own logits, `/out["logits"]`, are read as they are. Names of its values end in `:lens` where the tap has no alias.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_K_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """The number of tokens, 1 to 1,024, at most those of the model."""
+    def __init__(
+        self,
+        *,
+        top_k: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LensReduction: _TypeAlias = LensReduction  # noqa: Y015
 
 @_typing.final
 class GridReduction(_message.Message):
@@ -422,6 +496,27 @@ class TopKReduction(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dim) -> _WhichOneofReturnType__dim | None: ...
 
 Global___TopKReduction: _TypeAlias = TopKReduction  # noqa: Y015
+
+@_typing.final
+class PeakReduction(_message.Message):
+    """The largest value of each channel over the positions, (batch, channels), with its position in the companion
+    `indices`, int64: the number of the position, counted from 0 through the dimensions of the value besides samples and
+    channels, the last one fastest. Padding has no peak; positions are those of the padded batch. NaN counts as largest; of
+    equal values any may be taken. Must be the last reduction.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeakReduction: _TypeAlias = PeakReduction  # noqa: Y015
 
 @_typing.final
 class GramReduction(_message.Message):

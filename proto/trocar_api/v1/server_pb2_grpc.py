@@ -85,7 +85,8 @@ class ServerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetServerStatus(self, request, context):
-        """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin.
+        """Returns queues, callers and caches at this moment. A draining server answers, too. Without the scope admin: the
+        queues of listed models, and the caller's own row.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,9 @@ class ServerServiceStub:
     changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
     """
     GetServerStatus: _grpc.UnaryUnaryMultiCallable[_server_pb2.GetServerStatusRequest, _server_pb2.GetServerStatusResponse]
-    """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin."""
+    """Returns queues, callers and caches at this moment. A draining server answers, too. Without the scope admin: the
+    queues of listed models, and the caller's own row.
+    """
 
 @_typing.type_check_only
 class ServerServiceAsyncStub(ServerServiceStub):
@@ -62,7 +64,9 @@ class ServerServiceAsyncStub(ServerServiceStub):
     changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
     """
     GetServerStatus: _aio.UnaryUnaryMultiCallable[_server_pb2.GetServerStatusRequest, _server_pb2.GetServerStatusResponse]  # type: ignore[assignment]
-    """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin."""
+    """Returns queues, callers and caches at this moment. A draining server answers, too. Without the scope admin: the
+    queues of listed models, and the caller's own row.
+    """
 
 class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Information about the server, and its operation."""
@@ -101,6 +105,8 @@ class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _server_pb2.GetServerStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_server_pb2.GetServerStatusResponse, _abc.Awaitable[_server_pb2.GetServerStatusResponse]]:
-        """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin."""
+        """Returns queues, callers and caches at this moment. A draining server answers, too. Without the scope admin: the
+        queues of listed models, and the caller's own row.
+        """
 
 def add_ServerServiceServicer_to_server(servicer: ServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

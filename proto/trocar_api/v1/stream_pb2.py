@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from trocar_api.v1 import direction_pb2 as trocar__api_dot_v1_dot_direction__pb2
 from trocar_api.v1 import edit_pb2 as trocar__api_dot_v1_dot_edit__pb2
 from trocar_api.v1 import execution_pb2 as trocar__api_dot_v1_dot_execution__pb2
 from trocar_api.v1 import extraction_pb2 as trocar__api_dot_v1_dot_extraction__pb2
@@ -30,7 +31,7 @@ from trocar_api.v1 import tap_pb2 as trocar__api_dot_v1_dot_tap__pb2
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atrocar_api/v1/stream.proto\x12\rtrocar_api.v1\x1a\x18trocar_api/v1/edit.proto\x1a\x1dtrocar_api/v1/execution.proto\x1a\x1etrocar_api/v1/extraction.proto\x1a\x1dtrocar_api/v1/objective.proto\x1a\x17trocar_api/v1/tap.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xab\x01\n\x14\x45xtractStreamRequest\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32!.trocar_api.v1.ExtractStreamStartH\x00\x12+\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1a.trocar_api.v1.StreamBatchH\x00\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\x06\n\x04part\"\x92\x04\n\x12\x45xtractStreamStart\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12 \n\x04taps\x18\x02 \x03(\x0b\x32\x12.trocar_api.v1.Tap\x12\x1c\n\x0fmax_chunk_bytes\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08start_at\x18\x04 \x01(\t\x12/\n\x0cstart_inputs\x18\x05 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x1e\n\x16has_running_statistics\x18\x06 \x01(\x08\x12\x19\n\x11\x66irst_batch_index\x18\x07 \x01(\x03\x12\x1d\n\x15\x63heckpoint_byte_count\x18\x08 \x01(\x03\x12 \n\x13\x63heckpoint_interval\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x62\x61tch_timeout_s\x18\n \x01(\x01H\x02\x88\x01\x01\x12\"\n\x05\x65\x64its\x18\x0b \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12+\n\tobjective\x18\x0c \x01(\x0b\x32\x18.trocar_api.v1.Objective\x12+\n\texecution\x18\r \x01(\x0b\x32\x18.trocar_api.v1.Execution\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\tB\x12\n\x10_max_chunk_bytesB\x16\n\x14_checkpoint_intervalB\x12\n\x10_batch_timeout_s\"H\n\x0bStreamBatch\x12\x13\n\x0b\x62\x61tch_index\x18\x01 \x01(\x03\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.trocar_api.v1.Input\"\xa2\x01\n\x15\x45xtractStreamResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x1a.trocar_api.v1.BatchResultH\x00\x12\'\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x18.trocar_api.v1.StreamEndH\x00\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\x06\n\x04part\"\xa9\x01\n\x0b\x42\x61tchResult\x12\x13\n\x0b\x62\x61tch_index\x18\x01 \x01(\x03\x12/\n\x05reply\x18\x02 \x01(\x0b\x32\x1e.trocar_api.v1.ExtractResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.BatchErrorH\x00\x12\x1d\n\x15\x63heckpoint_byte_count\x18\x04 \x01(\x03\x42\t\n\x07outcome\"\x96\x01\n\nBatchError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32&.trocar_api.v1.BatchError.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"g\n\tStreamEnd\x12/\n\x0c\x66\x65\x61ture_maps\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x13\n\x0b\x62\x61tch_count\x18\x02 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\x03 \x01(\x03\x32o\n\rStreamService\x12^\n\rExtractStream\x12#.trocar_api.v1.ExtractStreamRequest\x1a$.trocar_api.v1.ExtractStreamResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atrocar_api/v1/stream.proto\x12\rtrocar_api.v1\x1a\x1dtrocar_api/v1/direction.proto\x1a\x18trocar_api/v1/edit.proto\x1a\x1dtrocar_api/v1/execution.proto\x1a\x1etrocar_api/v1/extraction.proto\x1a\x1dtrocar_api/v1/objective.proto\x1a\x17trocar_api/v1/tap.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xab\x01\n\x14\x45xtractStreamRequest\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32!.trocar_api.v1.ExtractStreamStartH\x00\x12+\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1a.trocar_api.v1.StreamBatchH\x00\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\x06\n\x04part\"\xc6\x04\n\x12\x45xtractStreamStart\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12 \n\x04taps\x18\x02 \x03(\x0b\x32\x12.trocar_api.v1.Tap\x12\x1c\n\x0fmax_chunk_bytes\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08start_at\x18\x04 \x01(\t\x12/\n\x0cstart_inputs\x18\x05 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x1e\n\x16has_running_statistics\x18\x06 \x01(\x08\x12\x19\n\x11\x66irst_batch_index\x18\x07 \x01(\x03\x12\x1d\n\x15\x63heckpoint_byte_count\x18\x08 \x01(\x03\x12 \n\x13\x63heckpoint_interval\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x62\x61tch_timeout_s\x18\n \x01(\x01H\x02\x88\x01\x01\x12\"\n\x05\x65\x64its\x18\x0b \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12+\n\tobjective\x18\x0c \x01(\x0b\x32\x18.trocar_api.v1.Objective\x12+\n\texecution\x18\r \x01(\x0b\x32\x18.trocar_api.v1.Execution\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\x12\x32\n\rdirection_fit\x18\x0f \x01(\x0b\x32\x1b.trocar_api.v1.DirectionFitB\x12\n\x10_max_chunk_bytesB\x16\n\x14_checkpoint_intervalB\x12\n\x10_batch_timeout_s\"v\n\x0bStreamBatch\x12\x13\n\x0b\x62\x61tch_index\x18\x01 \x01(\x03\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.trocar_api.v1.Input\x12,\n\x06stored\x18\x03 \x01(\x0b\x32\x1c.trocar_api.v1.StoredSamples\"A\n\rStoredSamples\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"\xa2\x01\n\x15\x45xtractStreamResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x1a.trocar_api.v1.BatchResultH\x00\x12\'\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x18.trocar_api.v1.StreamEndH\x00\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\x06\n\x04part\"\xa9\x01\n\x0b\x42\x61tchResult\x12\x13\n\x0b\x62\x61tch_index\x18\x01 \x01(\x03\x12/\n\x05reply\x18\x02 \x01(\x0b\x32\x1e.trocar_api.v1.ExtractResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.BatchErrorH\x00\x12\x1d\n\x15\x63heckpoint_byte_count\x18\x04 \x01(\x03\x42\t\n\x07outcome\"\x96\x01\n\nBatchError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32&.trocar_api.v1.BatchError.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x95\x01\n\tStreamEnd\x12/\n\x0c\x66\x65\x61ture_maps\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x13\n\x0b\x62\x61tch_count\x18\x02 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\x03 \x01(\x03\x12,\n\ndirections\x18\x04 \x03(\x0b\x32\x18.trocar_api.v1.Direction2o\n\rStreamService\x12^\n\rExtractStream\x12#.trocar_api.v1.ExtractStreamRequest\x1a$.trocar_api.v1.ExtractStreamResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,22 +40,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BATCHERROR_DETAILSENTRY']._loaded_options = None
   _globals['_BATCHERROR_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_EXTRACTSTREAMREQUEST']._serialized_start=219
-  _globals['_EXTRACTSTREAMREQUEST']._serialized_end=390
-  _globals['_EXTRACTSTREAMSTART']._serialized_start=393
-  _globals['_EXTRACTSTREAMSTART']._serialized_end=923
-  _globals['_STREAMBATCH']._serialized_start=925
-  _globals['_STREAMBATCH']._serialized_end=997
-  _globals['_EXTRACTSTREAMRESPONSE']._serialized_start=1000
-  _globals['_EXTRACTSTREAMRESPONSE']._serialized_end=1162
-  _globals['_BATCHRESULT']._serialized_start=1165
-  _globals['_BATCHRESULT']._serialized_end=1334
-  _globals['_BATCHERROR']._serialized_start=1337
-  _globals['_BATCHERROR']._serialized_end=1487
-  _globals['_BATCHERROR_DETAILSENTRY']._serialized_start=1441
-  _globals['_BATCHERROR_DETAILSENTRY']._serialized_end=1487
-  _globals['_STREAMEND']._serialized_start=1489
-  _globals['_STREAMEND']._serialized_end=1592
-  _globals['_STREAMSERVICE']._serialized_start=1594
-  _globals['_STREAMSERVICE']._serialized_end=1705
+  _globals['_EXTRACTSTREAMREQUEST']._serialized_start=250
+  _globals['_EXTRACTSTREAMREQUEST']._serialized_end=421
+  _globals['_EXTRACTSTREAMSTART']._serialized_start=424
+  _globals['_EXTRACTSTREAMSTART']._serialized_end=1006
+  _globals['_STREAMBATCH']._serialized_start=1008
+  _globals['_STREAMBATCH']._serialized_end=1126
+  _globals['_STOREDSAMPLES']._serialized_start=1128
+  _globals['_STOREDSAMPLES']._serialized_end=1193
+  _globals['_EXTRACTSTREAMRESPONSE']._serialized_start=1196
+  _globals['_EXTRACTSTREAMRESPONSE']._serialized_end=1358
+  _globals['_BATCHRESULT']._serialized_start=1361
+  _globals['_BATCHRESULT']._serialized_end=1530
+  _globals['_BATCHERROR']._serialized_start=1533
+  _globals['_BATCHERROR']._serialized_end=1683
+  _globals['_BATCHERROR_DETAILSENTRY']._serialized_start=1637
+  _globals['_BATCHERROR_DETAILSENTRY']._serialized_end=1683
+  _globals['_STREAMEND']._serialized_start=1686
+  _globals['_STREAMEND']._serialized_end=1835
+  _globals['_STREAMSERVICE']._serialized_start=1837
+  _globals['_STREAMSERVICE']._serialized_end=1948
 # @@protoc_insertion_point(module_scope)

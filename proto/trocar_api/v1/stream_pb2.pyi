@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from trocar_api.v1 import direction_pb2 as _direction_pb2
 from trocar_api.v1 import edit_pb2 as _edit_pb2
 from trocar_api.v1 import execution_pb2 as _execution_pb2
 from trocar_api.v1 import extraction_pb2 as _extraction_pb2
@@ -82,6 +83,7 @@ class ExtractStreamStart(_message.Message):
     OBJECTIVE_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIT_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     max_chunk_bytes: _builtins.int
@@ -128,6 +130,12 @@ class ExtractStreamStart(_message.Message):
     def execution(self) -> _execution_pb2.Execution:
         """How the passes may be run."""
 
+    @_builtins.property
+    def direction_fit(self) -> _direction_pb2.DirectionFit:
+        """Directions that are fitted to the values, which are then not sent: the `reply` of each batch is empty, and `end` has
+        the directions. Such a stream cannot be resumed, and ends with the first batch that fails.
+        """
+
     def __init__(
         self,
         *,
@@ -145,10 +153,11 @@ class ExtractStreamStart(_message.Message):
         objective: _objective_pb2.Objective | None = ...,
         execution: _execution_pb2.Execution | None = ...,
         adapter: _builtins.str = ...,
+        direction_fit: _direction_pb2.DirectionFit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "execution", b"execution", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "direction_fit", b"direction_fit", "execution", b"execution", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "adapter", b"adapter", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "edits", b"edits", "execution", b"execution", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "adapter", b"adapter", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "direction_fit", b"direction_fit", "edits", b"edits", "execution", b"execution", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_timeout_s: _TypeAlias = _typing.Literal["batch_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__batch_timeout_s: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s"]  # noqa: Y015
@@ -173,25 +182,63 @@ class StreamBatch(_message.Message):
 
     BATCH_INDEX_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     batch_index: _builtins.int
     """Counts up by one from `first_batch_index`."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_extraction_pb2.Input]:
-        """The arguments of the model's forward, as in `ExtractRequest`."""
+        """The arguments of the model's forward, as in `ExtractRequest`. None with `stored`."""
+
+    @_builtins.property
+    def stored(self) -> Global___StoredSamples:
+        """Samples that are on the server, instead of `inputs`; the batch has no payloads."""
 
     def __init__(
         self,
         *,
         batch_index: _builtins.int = ...,
         inputs: _abc.Iterable[_extraction_pb2.Input] | None = ...,
+        stored: Global___StoredSamples | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_index", b"batch_index", "inputs", b"inputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_index", b"batch_index", "inputs", b"inputs", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamBatch: _TypeAlias = StreamBatch  # noqa: Y015
+
+@_typing.final
+class StoredSamples(_message.Message):
+    """Consecutive samples of a stored data set: one of the caller's own, or of the operator's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_ID_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    dataset_id: _builtins.str
+    """The data set's id, or its name where the operator listed it. `UNKNOWN_DATASET` without one; `DATASET_INVALID` where
+    it is still being uploaded.
+    """
+    first: _builtins.int
+    """The first sample, from 0."""
+    count: _builtins.int
+    """How many samples, at least 1, at most the server's largest batch. All must exist."""
+    def __init__(
+        self,
+        *,
+        dataset_id: _builtins.str = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dataset_id", b"dataset_id", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredSamples: _TypeAlias = StoredSamples  # noqa: Y015
 
 @_typing.final
 class ExtractStreamResponse(_message.Message):
@@ -332,6 +379,7 @@ class StreamEnd(_message.Message):
     FEATURE_MAPS_FIELD_NUMBER: _builtins.int
     BATCH_COUNT_FIELD_NUMBER: _builtins.int
     FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    DIRECTIONS_FIELD_NUMBER: _builtins.int
     batch_count: _builtins.int
     """Batches that were computed, those before a checkpoint included."""
     failed_count: _builtins.int
@@ -342,16 +390,21 @@ class StreamEnd(_message.Message):
         the sum over all batches. Empty if there are none.
         """
 
+    @_builtins.property
+    def directions(self) -> _containers.RepeatedCompositeFieldContainer[_direction_pb2.Direction]:
+        """The fitted directions, in the order of the taps; empty if none were to be fitted."""
+
     def __init__(
         self,
         *,
         feature_maps: _abc.Iterable[_extraction_pb2.FeatureMap] | None = ...,
         batch_count: _builtins.int = ...,
         failed_count: _builtins.int = ...,
+        directions: _abc.Iterable[_direction_pb2.Direction] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_count", b"batch_count", "failed_count", b"failed_count", "feature_maps", b"feature_maps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_count", b"batch_count", "directions", b"directions", "failed_count", b"failed_count", "feature_maps", b"feature_maps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,23 +22,24 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from trocar_api.v1 import position_pb2 as trocar__api_dot_v1_dot_position__pb2
 from trocar_api.v1 import reduction_pb2 as trocar__api_dot_v1_dot_reduction__pb2
 from trocar_api.v1 import statistics_pb2 as trocar__api_dot_v1_dot_statistics__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trocar_api/v1/tap.proto\x12\rtrocar_api.v1\x1a\x1dtrocar_api/v1/reduction.proto\x1a\x1etrocar_api/v1/statistics.proto\"\xb9\x03\n\x03Tap\x12\x10\n\x08selector\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x13\n\x06values\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12,\n\nstatistics\x18\x04 \x03(\x0e\x32\x18.trocar_api.v1.Statistic\x12,\n\x05scope\x18\x05 \x01(\x0e\x32\x1d.trocar_api.v1.StatisticScope\x12\x18\n\x0b\x63hannel_dim\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12+\n\x05parts\x18\x07 \x01(\x0b\x32\x1c.trocar_api.v1.SelectorParts\x12,\n\nreductions\x18\x08 \x03(\x0b\x32\x18.trocar_api.v1.Reduction\x12!\n\x04\x63\x61st\x18\t \x01(\x0b\x32\x13.trocar_api.v1.Cast\x12\x11\n\tquantiles\x18\n \x03(\x01\x12+\n\thistogram\x18\x0b \x01(\x0b\x32\x18.trocar_api.v1.Histogram\x12\x13\n\x0bis_gradient\x18\x0c \x01(\x08\x12\x18\n\x10includes_padding\x18\r \x01(\x08\x42\t\n\x07_valuesB\x0e\n\x0c_channel_dim\"\xbb\x01\n\rSelectorParts\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.trocar_api.v1.SelectorKind\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x11\n\x04\x63\x61ll\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\ris_every_call\x18\x05 \x01(\x08\x12\x0c\n\x04port\x18\x06 \x01(\t\x12\"\n\x05picks\x18\x07 \x03(\x0b\x32\x13.trocar_api.v1.PickB\x07\n\x05_call\"1\n\x04Pick\x12\x12\n\x08position\x18\x01 \x01(\x03H\x00\x12\r\n\x03key\x18\x02 \x01(\tH\x00\x42\x06\n\x04step*\xad\x01\n\x0cSelectorKind\x12\x1d\n\x19SELECTOR_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14SELECTOR_KIND_MODULE\x10\x01\x12\x19\n\x15SELECTOR_KIND_PATTERN\x10\x02\x12\x17\n\x13SELECTOR_KIND_REGEX\x10\x03\x12\x14\n\x10SELECTOR_KIND_FX\x10\x04\x12\x1a\n\x16SELECTOR_KIND_FUNCTION\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trocar_api/v1/tap.proto\x12\rtrocar_api.v1\x1a\x1ctrocar_api/v1/position.proto\x1a\x1dtrocar_api/v1/reduction.proto\x1a\x1etrocar_api/v1/statistics.proto\"\xe6\x03\n\x03Tap\x12\x10\n\x08selector\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x13\n\x06values\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12,\n\nstatistics\x18\x04 \x03(\x0e\x32\x18.trocar_api.v1.Statistic\x12,\n\x05scope\x18\x05 \x01(\x0e\x32\x1d.trocar_api.v1.StatisticScope\x12\x18\n\x0b\x63hannel_dim\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12+\n\x05parts\x18\x07 \x01(\x0b\x32\x1c.trocar_api.v1.SelectorParts\x12,\n\nreductions\x18\x08 \x03(\x0b\x32\x18.trocar_api.v1.Reduction\x12!\n\x04\x63\x61st\x18\t \x01(\x0b\x32\x13.trocar_api.v1.Cast\x12\x11\n\tquantiles\x18\n \x03(\x01\x12+\n\thistogram\x18\x0b \x01(\x0b\x32\x18.trocar_api.v1.Histogram\x12\x13\n\x0bis_gradient\x18\x0c \x01(\x08\x12\x18\n\x10includes_padding\x18\r \x01(\x08\x12+\n\tpositions\x18\x0e \x01(\x0b\x32\x18.trocar_api.v1.PositionsB\t\n\x07_valuesB\x0e\n\x0c_channel_dim\"\xbb\x01\n\rSelectorParts\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.trocar_api.v1.SelectorKind\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x11\n\x04\x63\x61ll\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\ris_every_call\x18\x05 \x01(\x08\x12\x0c\n\x04port\x18\x06 \x01(\t\x12\"\n\x05picks\x18\x07 \x03(\x0b\x32\x13.trocar_api.v1.PickB\x07\n\x05_call\"1\n\x04Pick\x12\x12\n\x08position\x18\x01 \x01(\x03H\x00\x12\r\n\x03key\x18\x02 \x01(\tH\x00\x42\x06\n\x04step*\xad\x01\n\x0cSelectorKind\x12\x1d\n\x19SELECTOR_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14SELECTOR_KIND_MODULE\x10\x01\x12\x19\n\x15SELECTOR_KIND_PATTERN\x10\x02\x12\x17\n\x13SELECTOR_KIND_REGEX\x10\x03\x12\x14\n\x10SELECTOR_KIND_FX\x10\x04\x12\x1a\n\x16SELECTOR_KIND_FUNCTION\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.tap_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SELECTORKIND']._serialized_start=791
-  _globals['_SELECTORKIND']._serialized_end=964
-  _globals['_TAP']._serialized_start=106
-  _globals['_TAP']._serialized_end=547
-  _globals['_SELECTORPARTS']._serialized_start=550
-  _globals['_SELECTORPARTS']._serialized_end=737
-  _globals['_PICK']._serialized_start=739
-  _globals['_PICK']._serialized_end=788
+  _globals['_SELECTORKIND']._serialized_start=866
+  _globals['_SELECTORKIND']._serialized_end=1039
+  _globals['_TAP']._serialized_start=136
+  _globals['_TAP']._serialized_end=622
+  _globals['_SELECTORPARTS']._serialized_start=625
+  _globals['_SELECTORPARTS']._serialized_end=812
+  _globals['_PICK']._serialized_start=814
+  _globals['_PICK']._serialized_end=863
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from trocar_api.v1 import position_pb2 as _position_pb2
 from trocar_api.v1 import reduction_pb2 as _reduction_pb2
 from trocar_api.v1 import statistics_pb2 as _statistics_pb2
 import builtins as _builtins
@@ -76,6 +77,7 @@ class Tap(_message.Message):
     HISTOGRAM_FIELD_NUMBER: _builtins.int
     IS_GRADIENT_FIELD_NUMBER: _builtins.int
     INCLUDES_PADDING_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """`[kind:]path[:Type][@call][#order][/port][[pick]]`, for example `layer4`, `layer*.0.relu@1`, `fc/in`,
     `#-1`, `fx:layer1.0.add`, `fn:softmax@0`.
@@ -124,6 +126,13 @@ class Tap(_message.Message):
     def histogram(self) -> _statistics_pb2.Histogram:
         """With `STATISTIC_HISTOGRAM`: its bins."""
 
+    @_builtins.property
+    def positions(self) -> _position_pb2.Positions:
+        """The positions of the texts whose rows are collected, before `reductions`; all when unset. Outside of
+        `GenerationService.Generate`: of (batch, tokens, width); not with reductions that select tokens; texts with fewer
+        rows than others are filled up with zeros, as for `SpanReduction`.
+        """
+
     def __init__(
         self,
         *,
@@ -140,10 +149,11 @@ class Tap(_message.Message):
         histogram: _statistics_pb2.Histogram | None = ...,
         is_gradient: _builtins.bool = ...,
         includes_padding: _builtins.bool = ...,
+        positions: _position_pb2.Positions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "parts", b"parts", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "parts", b"parts", "positions", b"positions", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "includes_padding", b"includes_padding", "is_gradient", b"is_gradient", "parts", b"parts", "quantiles", b"quantiles", "reductions", b"reductions", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "includes_padding", b"includes_padding", "is_gradient", b"is_gradient", "parts", b"parts", "positions", b"positions", "quantiles", b"quantiles", "reductions", b"reductions", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015

@@ -94,7 +94,7 @@ class TrainerSpec(_message.Message):
     REGULARIZERS_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
-    GRADIENT_RULES_FIELD_NUMBER: _builtins.int
+    GRADIENT_EDITS_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
     ACCUMULATION_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
@@ -105,7 +105,7 @@ class TrainerSpec(_message.Message):
     ON_NONFINITE_FIELD_NUMBER: _builtins.int
     SAVED_TENSORS_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
-    ADAPTER_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     clip_norm: _builtins.float
@@ -153,7 +153,7 @@ class TrainerSpec(_message.Message):
         """Constant when unset."""
 
     @_builtins.property
-    def gradient_rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___GradientRuleSpec]:
+    def gradient_edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___GradientEditSpec]:
         """In this order, before gradients are accumulated."""
 
     @_builtins.property
@@ -165,7 +165,7 @@ class TrainerSpec(_message.Message):
         """Where tensors that autograd saves are stored; on the device when unset."""
 
     @_builtins.property
-    def adapter(self) -> Global___LoraSpec:
+    def lora(self) -> Global___LoraSpec:
         """A LoRA adapter, which is trained instead of the model's parameters; none when unset."""
 
     def __init__(
@@ -179,7 +179,7 @@ class TrainerSpec(_message.Message):
         regularizers: _abc.Iterable[Global___RegularizerSpec] | None = ...,
         optimizer: Global___OptimizerSpec | None = ...,
         schedule: Global___ScheduleSpec | None = ...,
-        gradient_rules: _abc.Iterable[Global___GradientRuleSpec] | None = ...,
+        gradient_edits: _abc.Iterable[Global___GradientEditSpec] | None = ...,
         clip_norm: _builtins.float | None = ...,
         accumulation: _builtins.int | None = ...,
         precision: _builtins.str | None = ...,
@@ -190,11 +190,11 @@ class TrainerSpec(_message.Message):
         on_nonfinite: _builtins.str | None = ...,
         saved_tensors: Global___SavedTensorsSpec | None = ...,
         ttl_s: _builtins.float | None = ...,
-        adapter: Global___LoraSpec | None = ...,
+        lora: Global___LoraSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "adapter", b"adapter", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "head", b"head", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "head", b"head", "lora", b"lora", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "ttl_s", b"ttl_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "activation_checkpointing", b"activation_checkpointing", "adapter", b"adapter", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "gradient_rules", b"gradient_rules", "head", b"head", "losses", b"losses", "model_id", b"model_id", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "regularizers", b"regularizers", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "train_mode", b"train_mode", "trainable", b"trainable", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "activation_checkpointing", b"activation_checkpointing", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "gradient_edits", b"gradient_edits", "head", b"head", "lora", b"lora", "losses", b"losses", "model_id", b"model_id", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "regularizers", b"regularizers", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "train_mode", b"train_mode", "trainable", b"trainable", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accumulation: _TypeAlias = _typing.Literal["accumulation"]  # noqa: Y015
     _WhichOneofArgType__accumulation: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation"]  # noqa: Y015
@@ -427,7 +427,8 @@ class LossSpec(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`cross_entropy`, `bce_with_logits`, `mse`, `l1`, `huber`, `kl_div`, or without a target `l1_norm` and `l2_norm`.
-    Of (batch, tokens, classes): `causal_lm` (targets are token ids, which the server shifts) and `token_cross_entropy`; without
+    Of (batch, tokens, classes): `causal_lm` (targets are token ids, which the server shifts), `policy_gradient` (the same, with
+    targets of the names `advantages`, one for each token or sample, and perhaps `logprobs`) and `token_cross_entropy`; without
     a target `contrastive` (vectors: the first and the second half of the batch are pairs) and `contrastive_logits` (scores (n, n)).
     """
     weight: _builtins.float
@@ -643,7 +644,7 @@ class ScheduleSpec(_message.Message):
 Global___ScheduleSpec: _TypeAlias = ScheduleSpec  # noqa: Y015
 
 @_typing.final
-class GradientRuleSpec(_message.Message):
+class GradientEditSpec(_message.Message):
     """A declared change to gradients."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -656,7 +657,7 @@ class GradientRuleSpec(_message.Message):
     selector: _builtins.str
     """Parameters, or the gradient at a value of the pass, for example `layer4/grad_out`."""
     name: _builtins.str
-    """`clamp`, `scale`, `zero`, `noise`, `nan_to_num` or `norm_limit`; over the set of all parameters selected
+    """`clamp`, `scale`, `zero`, `noise`, `nan_to_num` or `normalise`; over the set of all parameters selected
     `clip_norm_of_all` or `zero_if`.
     """
     when: _builtins.str
@@ -665,7 +666,7 @@ class GradientRuleSpec(_message.Message):
     """
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
-        """`low`, `high`; `factor`; `std`; `nan`, `posinf`, `neginf`; `limit`. Of `zero_if` at least one of `above`,
+        """`low`, `high`; `factor`; `scale`; `nan`, `posinf`, `neginf`; `max_norm`. Of `zero_if` at least one of `above`,
         `below` (norms, at least 0) and `nonfinite` (true), and `mode`, `all` (of the set together) or `any`.
         """
 
@@ -690,7 +691,7 @@ class GradientRuleSpec(_message.Message):
     _WhichOneofArgType__when: _TypeAlias = _typing.Literal["_when", b"_when"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__when) -> _WhichOneofReturnType__when | None: ...
 
-Global___GradientRuleSpec: _TypeAlias = GradientRuleSpec  # noqa: Y015
+Global___GradientEditSpec: _TypeAlias = GradientEditSpec  # noqa: Y015
 
 @_typing.final
 class SavedTensorsSpec(_message.Message):
@@ -1239,7 +1240,7 @@ class StepResult(_message.Message):
 
     @_builtins.property
     def changed_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of elements that each gradient rule changed."""
+        """Number of elements that each gradient edit changed."""
 
     @_builtins.property
     def timing(self) -> _extraction_pb2.ServerTiming:

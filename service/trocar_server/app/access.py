@@ -109,7 +109,7 @@ def authorizer_of(config: ServerConfig, data_dir: Path, log: Any) -> Authorizer:
         return OpenAuthorizer()
     grants = LiveGrants(TokenFile(data_dir))
     if grants.load() == 0:
-        log.warning("no token exists yet", advice="trocar token create NAME --scope run")
+        log.warning("no token exists yet", advice="trocar admin token create NAME --scope run")
     return TokenAuthorizer(grants) if config.tokens else CertificateAuthorizer(grants)
 
 

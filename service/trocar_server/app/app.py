@@ -1,4 +1,8 @@
-"""Server assembly: from a configuration to a running process."""
+"""App: a server from its configuration to a running process, and its end.
+
+running = await start(config)
+await running.stop()
+"""
 
 import asyncio
 import gc
@@ -6,54 +10,38 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 import torch
 
-from trocar_server.app.access import authorizer_of, check_address, credentials_of, insecurity_of
+from trocar_server.app.assembly import Assembly, ReplicaSetup, assemble
+from trocar_server.app.configured_models import load_configured
 from trocar_server.app.lifecycle import Lifecycle
 from trocar_server.app.page_process import PageProcess
 from trocar_server.app.server_id import server_id
-from trocar_server.app.specs import dataset_folders, model_spec
-from trocar_server.app.state_folder import settle
 from trocar_server.app.stopping import EXIT_HELD, Stopping, end_now
 from trocar_server.app.warm_up import warm_up
 from trocar_server.config import ServerConfig
-from trocar_server.decoding.pixels import Conversion
-from trocar_server.edit_store import EditStore
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.execute.image_decoder import ImageDecoder
-from trocar_server.engine.schedule.device import DeviceThread, choose_device
-from trocar_server.engine.transfer import transfers_of
 from trocar_server.errors import ServiceError
-from trocar_server.models import Catalogue, clean_downloads
-from trocar_server.models.spec import check_model_id
-from trocar_server.rpc.call.authorization import ReplaceableAuthorizer
-from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.rpc.server import Parts, RpcServer, start_server
-from trocar_server.storage.temporary_folder import remove_leftovers
 from trocar_server.tasks import begin
 from trocar_server.telemetry import Telemetry, open_telemetry
-from trocar_server.training.datasets import DatasetLibrary, DatasetStore
-from trocar_server.training.files.owner_folders import OwnerFolders
-from trocar_server.training.files.trainer_storage import StorageOnDemand
+from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fit.fitting import Fits
-from trocar_server.training.fit.ranks.rank_launch import RankLauncher
 from trocar_server.training.takeover import Takeover
 from trocar_server.training.trainers import Trainers
 
 _log = structlog.get_logger("trocar")
-_NO_GATEWAY = GatewayAccess()
+_BY_ITSELF = ReplicaSetup()
 
 
 @dataclass
 class App:
-    """A running server and its resources."""
+    """A running server and its parts."""
 
     engine: Engine
     datasets: DatasetLibrary
@@ -62,41 +50,25 @@ class App:
     rpc: RpcServer
     lifecycle: Lifecycle
     grace_s: float
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    page: PageProcess | None = None
-    takeover: Takeover | None = None
+    telemetry: Telemetry
+    page: PageProcess | None
+    takeover: Takeover | None
     """On a cluster."""
+    _ends: AsyncExitStack
 
     async def stop(self) -> None:
-        """Let calls finish within the grace period, then stop the owner thread."""
-        self.lifecycle.stop()
-        if self.takeover is not None:
-            await self.takeover.stop()
-        if self.page is not None:
-            await self.page.stop()
-        # Also for fits and uploads: whatever they wait for ends with the grace period.
-        decoding = asyncio.get_running_loop().call_later(self.grace_s, self.engine.preparation.stop)
-        # Both at once: calls that watch a fit end when it has stopped.
-        await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
-        await self.trainers.stop()
-        decoding.cancel()
-        self.engine.preparation.stop()
-        await self.engine.compiled.stop()
-        await asyncio.to_thread(self.telemetry.stop)
-        await asyncio.to_thread(self.engine.owner.stop)
+        """Let calls finish within the grace period, then end what `start` began, in reverse."""
+        await self._ends.aclose()
 
 
-async def start(  # noqa: PLR0913, PLR0915 - everything that starts, in order
+async def start(
     config: ServerConfig,
     factories: Mapping[str, Callable[[], Any]] | None = None,
     log: Any = _log,
     *,
     is_alone: bool = False,
     reread: Callable[[], ServerConfig] | None = None,
-    own_dir: Path | None = None,
-    gateway: GatewayAccess = _NO_GATEWAY,
-    owners: OwnerFolders | None = None,
-    launcher: RankLauncher | None = None,
+    setup: ReplicaSetup = _BY_ITSELF,
 ) -> App:
     """Listen, load every model of the configuration, then report SERVING.
 
@@ -111,134 +83,174 @@ async def start(  # noqa: PLR0913, PLR0915 - everything that starts, in order
         log: Logger for models and calls.
         is_alone: Whether to lock the data directory against other servers.
         reread: Reads the configuration again, for a reload.
-        own_dir: Folder of trainers and fits, where several servers share the data directory; the data
-            directory when None.
-        gateway: Access of the gateways of a cluster.
-        owners: Folders of trainers that several servers share, and take over from each other; in `own_dir`
-            when None.
-        launcher: Starts the workers of fits; processes of this machine when None.
+        setup: Of a replica of a cluster.
 
     Raises:
         ServiceError: No model can be loaded, or with `strict` one cannot; the address cannot be used, or
             another server has the data directory.
     """
-    check_address(config)
-    page = PageProcess(config) if config.page.enabled else None
-    if problem := insecurity_of(config):
-        log.warning("insecure", problem=problem, advice="tokens = true, tls_cert and tls_key")
-    credentials = credentials_of(config)
-    catalogue = _catalogue(config, factories or {}, log)
-    transfers = partial(transfers_of, pinned_bytes=config.engine.pinned_bytes)
-    owner = DeviceThread(choose_device(config.device), config.threads, transfers)
-    data_dir = await asyncio.to_thread(settle, config, log)
-    own_dir = own_dir or data_dir
-    authorizer = ReplaceableAuthorizer(authorizer_of(config, data_dir, log))
-    clean_downloads(config.weights_dir)
-    remove_leftovers()
-    edit_store = EditStore(data_dir / "edits")
-    edit_store.clean()
-    conversion = Conversion(config.images.orient, config.images.scale_16_bit)
-    engine = Engine(
-        catalogue,
-        owner,
-        config.limits,
-        config.weights_dir,
-        _replicas(config),
-        config.engine,
-        conversion,
-        data_dir / "compiled",
-    )
-    engine.compiled.clean()
-    engine.preparation.attach()
-    datasets = _datasets(config, data_dir, engine.preparation.decoder)
-    async with AsyncExitStack() as cleanup:
-        if page is not None:
-            cleanup.push_async_callback(page.stop)
-        owner.start()
-        cleanup.push_async_callback(asyncio.to_thread, owner.stop)
-        cleanup.callback(engine.preparation.stop)
-        cleanup.push_async_callback(engine.compiled.stop)
-        storage = StorageOnDemand(own_dir, config.limits.max_checkpoints, owners=owners)
-        cleanup.callback(storage.close)
-        if is_alone:
-            await asyncio.to_thread(_take, storage)
-        is_durable = owners is not None and config.cluster.durable_steps
-        trainers = Trainers(engine, storage, own_dir / "scratch", has_durable_steps=is_durable)
-        events_dir = own_dir / "fits" if owners is None else owners.own
-        fits = Fits(
-            trainers,
-            datasets,
-            events_dir,
-            own_dir / "scratch",
-            is_shared=owners is not None,
-            launcher=launcher,
-        )
-        trainers.on_close, trainers.on_moved, trainers.on_taken = fits.forget, fits.let_go, fits.resume_soon
-        takeover = None if owners is None else Takeover(owners, trainers)
-        if takeover is not None:
-            trainers.check_elsewhere = takeover.check_elsewhere
-            trainers.trainers_elsewhere = takeover.trainers_elsewhere
-        used = config.model_copy(update={"data_dir": data_dir})
-        telemetry = open_telemetry(used, engine, trainers, log)
-        cleanup.push_async_callback(asyncio.to_thread, telemetry.stop)
-        own_id = await asyncio.to_thread(server_id, data_dir)
-        lifecycle = Lifecycle(
-            own_id,
-            config,
-            data_dir,
-            engine,
-            datasets,
-            trainers,
-            fits,
-            authorizer,
-            log,
-            reread,
-            telemetry.traces_off,
-        )
-        cleanup.callback(lifecycle.stop)
-        rpc = await start_server(
-            Parts(engine, edit_store, datasets, trainers, fits, lifecycle, lifecycle.drain_switch),
-            config.host,
-            config.port,
-            with_reflection=config.reflection,
-            log=log,
-            authorizer=authorizer,
-            credentials=credentials,
-            max_message_bytes=config.max_message_bytes,
-            observer=telemetry.observer,
-            own_socket=None if page is None else page.socket,
-            gateway=gateway,
-        )
-        cleanup.push_async_callback(rpc.stop, config.grace_s)
-        lifecycle.begin(rpc)
-        if config.health_port is not None:
-            await rpc.open_health_port(config.host, config.health_port)
-        if page is not None:
-            await page.start(log)
-        await _load_models(config, engine, log)
-        _log_numerics(config, owner.device, log)
-        cleanup.push_async_callback(trainers.stop)
-        await trainers.start()
-        cleanup.push_async_callback(fits.stop)
-        await fits.restore_all()
-        trainers.ready.set()
-        if takeover is not None:
-            takeover.start()
-            cleanup.push_async_callback(takeover.stop)
+    parts = await assemble(config, factories or {}, setup, log)
+    # Each step notes its end; a stop, and a start that fails, run the ends in reverse.
+    async with AsyncExitStack() as ends:
+        _begin_computing(parts, ends)
+        await _open_storage(parts, ends, is_alone=is_alone)
+        telemetry = _observe(parts, ends)
+        lifecycle = await _lifecycle(parts, reread, telemetry.traces_off)
+        rpc = await _listen(parts, lifecycle, telemetry, ends)
+        await _supervise(parts, lifecycle, rpc, ends)
+        await _serve_page(parts, ends)
+        await load_configured(config, parts.engine, log)
+        _log_numerics(config, parts.engine.owner.device, log)
+        await _restore_training(parts)
+        _begin_takeover(parts, ends)
         _log_features_off(lifecycle, log)
         await lifecycle.set_loaded()
-        cleanup.pop_all()
-    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry, page, takeover)
+        return App(
+            parts.engine,
+            parts.datasets,
+            parts.trainers,
+            parts.fits,
+            rpc,
+            lifecycle,
+            config.grace_s,
+            telemetry,
+            parts.page,
+            parts.takeover,
+            ends.pop_all(),
+        )
+
+
+def _begin_computing(parts: Assembly, ends: AsyncExitStack) -> None:
+    """Start the thread that calls torch. It ends last, after what gives it work."""
+    engine = parts.engine
+    engine.owner.start()
+    ends.push_async_callback(asyncio.to_thread, engine.owner.stop)
+    ends.push_async_callback(engine.compiled.stop)
+    ends.callback(engine.preparation.stop)
+
+
+async def _open_storage(parts: Assembly, ends: AsyncExitStack, *, is_alone: bool) -> None:
+    """Lock the data directory for this server, if it is to be alone there and can write.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`, another server has locked it; the message names that server.
+    """
+    ends.callback(parts.storage.close)
+    if not is_alone:
+        return
+    try:
+        await asyncio.to_thread(parts.storage.get)
+    except ServiceError as error:
+        if "process" in error.details:
+            raise
+        _log.warning("no trainers", reason=error.reason, why=error.message)
+
+
+def _observe(parts: Assembly, ends: AsyncExitStack) -> Telemetry:
+    """Start metrics and traces, as configured."""
+    used = parts.config.model_copy(update={"data_dir": parts.data_dir})
+    telemetry = open_telemetry(used, parts.engine, parts.trainers, parts.log)
+    ends.push_async_callback(asyncio.to_thread, telemetry.stop)
+    return telemetry
+
+
+async def _lifecycle(
+    parts: Assembly, reread: Callable[[], ServerConfig] | None, traces_off: str
+) -> Lifecycle:
+    return Lifecycle(
+        await asyncio.to_thread(server_id, parts.data_dir),
+        parts.config,
+        parts.data_dir,
+        parts.engine,
+        parts.datasets,
+        parts.trainers,
+        parts.fits,
+        parts.authorizer,
+        parts.log,
+        reread,
+        traces_off,
+    )
+
+
+async def _listen(
+    parts: Assembly, lifecycle: Lifecycle, telemetry: Telemetry, ends: AsyncExitStack
+) -> RpcServer:
+    """Accept calls. What they begin, fits and trainers, ends with them."""
+    config = parts.config
+    rpc = await start_server(
+        Parts(
+            parts.engine,
+            parts.edit_store,
+            parts.direction_store,
+            parts.data_dir,
+            parts.datasets,
+            parts.trainers,
+            parts.fits,
+            lifecycle,
+            lifecycle.drain_switch,
+        ),
+        config.host,
+        config.port,
+        with_reflection=config.reflection,
+        log=parts.log,
+        authorizer=parts.authorizer,
+        credentials=parts.credentials,
+        max_message_bytes=config.max_message_bytes,
+        observer=telemetry.observer,
+        own_socket=None if parts.page is None else parts.page.socket,
+        gateway=parts.setup.gateway,
+    )
+    ends.push_async_callback(_end_work, parts, rpc)
+    return rpc
+
+
+async def _end_work(parts: Assembly, rpc: RpcServer) -> None:
+    """Let calls and fits end within the grace period, then save the trainers."""
+    grace_s, preparation = parts.config.grace_s, parts.engine.preparation
+    # Also for fits and uploads: whatever they wait for ends with the grace period.
+    decoding = asyncio.get_running_loop().call_later(grace_s, preparation.stop)
+    try:
+        # Both at once: calls that watch a fit end when it has stopped.
+        await asyncio.gather(rpc.stop(grace_s), parts.fits.stop())
+        await parts.trainers.stop()
+    finally:
+        decoding.cancel()
+
+
+async def _supervise(parts: Assembly, lifecycle: Lifecycle, rpc: RpcServer, ends: AsyncExitStack) -> None:
+    """End calls whose caller loses authorization, and answer checks of health at a port of their own."""
+    lifecycle.begin(rpc)
+    ends.callback(lifecycle.stop)
+    if parts.config.health_port is not None:
+        await rpc.open_health_port(parts.config.host, parts.config.health_port)
+
+
+async def _serve_page(parts: Assembly, ends: AsyncExitStack) -> None:
+    """Start the page's process, if it is enabled."""
+    if parts.page is not None:
+        ends.push_async_callback(parts.page.stop)
+        await parts.page.start(parts.log)
+
+
+async def _restore_training(parts: Assembly) -> None:
+    """Host published models, restore trainers and resume their fits; calls to them wait until then."""
+    await parts.trainers.start()
+    await parts.fits.restore_all()
+    parts.trainers.ready.set()
+
+
+def _begin_takeover(parts: Assembly, ends: AsyncExitStack) -> None:
+    """Look for trainers of lost servers from now on, on a cluster."""
+    if parts.takeover is not None:
+        parts.takeover.start()
+        ends.push_async_callback(parts.takeover.stop)
 
 
 async def serve(
     config: ServerConfig,
     on_ready: Callable[[App], None],
     reread: Callable[[], ServerConfig] | None = None,
-    own_dir: Path | None = None,
-    gateway: GatewayAccess = _NO_GATEWAY,
-    owners: OwnerFolders | None = None,
-    launcher: RankLauncher | None = None,
+    setup: ReplicaSetup = _BY_ITSELF,
 ) -> None:
     """Run until SIGTERM or SIGINT, or until `on_ready` raises, then stop gracefully.
 
@@ -248,10 +260,7 @@ async def serve(
         config: The server's configuration.
         on_ready: Called once the server accepts clients.
         reread: Reads the configuration again.
-        own_dir: See `start`.
-        gateway: See `start`.
-        owners: See `start`.
-        launcher: See `start`.
+        setup: See `start`.
 
     Raises:
         ServiceError: As `start` does.
@@ -261,17 +270,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     reloads: set[asyncio.Task[None]] = set()
-    starting = asyncio.create_task(
-        start(
-            config,
-            is_alone=True,
-            reread=reread,
-            own_dir=own_dir,
-            gateway=gateway,
-            owners=owners,
-            launcher=launcher,
-        )
-    )
+    starting = asyncio.create_task(start(config, is_alone=True, reread=reread, setup=setup))
     loop.add_signal_handler(signal.SIGHUP, lambda: begin(_reload(starting), reloads))
     app = await _started(starting, stop, config.grace_s)
     if app is None:
@@ -330,93 +329,15 @@ async def _reload(starting: asyncio.Task[App]) -> None:
 
 
 def _log_features_off(lifecycle: Lifecycle, log: Any) -> None:
-    off = [f"{feature.name}: {feature.problem}" for feature in lifecycle.features() if not feature.is_on]
-    log.info("not offered", features="; ".join(off))
+    off = [feature.name for feature in lifecycle.features() if not feature.is_on]
+    log.info("not offered", features=", ".join(off), why="trocar status")
 
 
 def _log_numerics(config: ServerConfig, device: torch.device, log: Any) -> None:
     """Log the numerics that are faster than exact here; warn if the configuration requests others."""
     engine = config.engine
-    found = available_numerics(device, compiles=bool(engine.compile_after), uses_openvino=engine.openvino)
+    result = available_numerics(device, compiles=bool(engine.compile_after), uses_openvino=engine.openvino)
     wanted = {engine.numerics, *(model.numerics or engine.numerics for model in config.models.values())}
-    missing = {numerics: reason for numerics, reason in found.items() if reason}
+    missing = {numerics: reason for numerics, reason in result.items() if reason}
     say = log.warning if wanted & missing.keys() else log.info
-    say("numerics", **{numerics: reason or "available" for numerics, reason in found.items()})
-
-
-def _take(storage: StorageOnDemand) -> None:
-    """Lock the data directory for this server, if it is writable.
-
-    Raises:
-        ServiceError: `STORAGE_UNAVAILABLE`, another server has locked it; the message names that server.
-    """
-    try:
-        storage.get()
-    except ServiceError as error:
-        if "process" in error.details:
-            raise
-        _log.warning("no trainers", reason=error.reason, why=error.message)
-
-
-def _datasets(config: ServerConfig, data_dir: Path, decoder: ImageDecoder) -> DatasetLibrary:
-    limits = config.limits
-    store = DatasetStore(data_dir / "datasets", limits.max_dataset_bytes, limits.max_image_pixels)
-    store.clean()
-    folders = dataset_folders(config)
-    return DatasetLibrary(store, folders, limits.max_image_pixels, decoder.decode_from_thread)
-
-
-def _replicas(config: ServerConfig) -> dict[str, int]:
-    return {model_id: model.replicas for model_id, model in config.models.items()}
-
-
-def _catalogue(
-    config: ServerConfig, factories: Mapping[str, Callable[[], Any]], log: Any = _log
-) -> Catalogue:
-    """Catalogue of every configured model; one with an invalid entry is listed as failed, unless `strict`."""
-    catalogue = Catalogue()
-    for model_id, model in config.models.items():
-        try:
-            entry = catalogue.add(model_spec(model_id, model, factories.get(model_id)))
-            entry.begin()  # it waits in line
-        except ServiceError as error:
-            if config.strict:
-                raise
-            check_model_id(model_id)
-            catalogue.add_failed(model_id, error)
-            log.error("model failed", model_id=model_id, reason=error.reason, why=error.message)
-    return catalogue
-
-
-async def _load_models(config: ServerConfig, engine: Engine, log: Any) -> None:
-    """Load every configured model; those that fail are listed with the reason, and the others are served.
-
-    Raises:
-        ServiceError: A model failed, and `strict` is set; or none works.
-    """
-    errors: list[ServiceError] = []
-    for model_id in config.models:
-        if not engine.catalogue.has(model_id):  # a reload has removed it meanwhile
-            continue
-        is_told = not engine.catalogue.get(model_id).is_spec_known
-        try:
-            await engine.deployments.load(model_id)
-        except ServiceError as error:
-            if not engine.catalogue.has(model_id):
-                continue
-            if config.strict:
-                raise
-            errors.append(error)
-            if not is_told:
-                log.error("model failed", model_id=model_id, reason=error.reason, why=error.message)
-        else:
-            log.info("model loaded", model_id=model_id)
-    if errors and len(errors) == len(config.models):
-        raise _none_works(errors)
-
-
-def _none_works(errors: list[ServiceError]) -> ServiceError:
-    if len(errors) == 1:
-        return errors[0]
-    why = "; ".join(error.message for error in errors)
-    return ServiceError(errors[0].reason, f"none of the {len(errors)} models could be loaded: {why}")
+    say("numerics", **{numerics: reason or "available" for numerics, reason in result.items()})

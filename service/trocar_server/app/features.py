@@ -32,9 +32,9 @@ def features(
 def _numerics(config: ServerConfig, engine: Engine) -> Iterator[Feature]:
     settings, device = config.engine, engine.owner.device
     uses, compiles = settings.openvino, bool(settings.compile_after)
-    found = available_numerics(device, compiles=compiles, uses_openvino=uses)
+    result = available_numerics(device, compiles=compiles, uses_openvino=uses)
     for numerics in (Numerics.FAST, Numerics.BF16):
-        yield Feature(numerics.value, found[numerics] or "")
+        yield Feature(numerics.value, result[numerics] or "")
     if device.type == "cpu":
         yield Feature("openvino", available_numerics(device, uses_openvino=uses)[Numerics.FAST] or "")
     else:

@@ -14,7 +14,7 @@ Changes that replace tensors (`.half()`, `.to("cuda")`) or add modules do not re
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -54,6 +54,8 @@ def read_models(models: str | nn.Module | Sequence[str | nn.Module] | Mapping[st
     Raises:
         ServiceError: `MODEL_INVALID`, an entry is none of these, or two of a list would have one id.
     """
+    if not isinstance(models, Mapping | str | nn.Module | Iterable):
+        raise _not_models(models)
     if not isinstance(models, Mapping):
         models = _by_id([models] if isinstance(models, str | nn.Module) else models)
     tables = {model_id: _table(model_id, value) for model_id, value in models.items()}
@@ -69,6 +71,14 @@ def read_models(models: str | nn.Module | Sequence[str | nn.Module] | Mapping[st
         },
         factories,
     )
+
+
+def _not_models(given: object) -> ServiceError:
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        what = f"the class {given.__name__}; give a module, {given.__name__}(...)"
+    else:
+        what = f"{given!r:.60}; give names such as 'resnet18', modules, or a dict of these"
+    return ServiceError(ErrorReason.MODEL_INVALID, f"models is {what}")
 
 
 def _by_id(models: Sequence[str | nn.Module]) -> dict[str, Any]:

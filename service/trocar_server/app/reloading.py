@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.app.access import check_address
+from trocar_server.app.consistency import check_consistency
 from trocar_server.app.specs import dataset_folders, model_spec
 from trocar_server.config import Limits, ServerConfig
 from trocar_server.engine.engine import Engine
@@ -72,6 +73,7 @@ class Reload:
                 the errors of loading a model.
         """
         check_address(self.new)
+        check_consistency(self.new)
         self._check_live()
         folders = await asyncio.to_thread(dataset_folders, self.new)  # a network file system may be slow
         specs = {model_id: await self._spec(model_id) for model_id in self._models_to_load()}

@@ -36,9 +36,9 @@ def server_id(data_dir: Path) -> ServerId:
     remove_partial(data_dir, f"{path.stem}-")
     problem = ""
     try:
-        found = _ID.fullmatch(read_whole(path, 64).decode("ascii", "replace"))
-        if found and found[2] in (None, _check(found[1])):
-            return ServerId(found[1])
+        match = _ID.fullmatch(read_whole(path, 64).decode("ascii", "replace"))
+        if match and match[2] in (None, _check(match[1])):
+            return ServerId(match[1])
         problem = "the server's id file was damaged; created a new id"
     except FileNotFoundError:
         if any(path.name != LOCK_NAME for path in data_dir.glob("*/*")):  # which a first start leaves, too

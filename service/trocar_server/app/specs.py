@@ -9,6 +9,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
 from trocar_server.models import ModelSpec, PreprocessingSpec, default_categories, named_model
+from trocar_server.models.source import is_source, parse_source
 from trocar_server.models.spec import Merge, WarmVariant
 from trocar_server.training.datasets import ListedFolder, listed_folders
 
@@ -36,11 +37,7 @@ def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | 
         ServiceError: `MODEL_INVALID`, the entry is invalid, or its file of categories cannot be read.
     """
     given = config.preprocessing
-    if config.source and (config.factory or config.architecture):
-        raise ServiceError(
-            ErrorReason.MODEL_INVALID,
-            f"model '{model_id}': give `source`, `factory` or `architecture`, not two",
-        )
+    _check_origin(model_id, config)
     name = config.factory or config.architecture or model_id
     build = (
         partial(named_model, model_id, config.source) if config.source else partial(ModelSpec, model_id, name)
@@ -61,6 +58,29 @@ def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | 
         warm_variants=tuple(WarmVariant(wanted.taps, wanted.numerics) for wanted in config.warm_variants),
         merge=Merge(config.merge),
     )
+
+
+def _check_origin(model_id: str, config: ModelConfig) -> None:
+    """Refuse several origins of one model, and an origin that is written like another.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`.
+    """
+    given = [name for name in ("source", "factory", "architecture") if getattr(config, name)]
+    problem = ""
+    if len(given) > 1:
+        problem = f"{' and '.join(given)} are given; give one of source, factory and architecture"
+    elif config.factory and ":" not in config.factory:
+        module, dot, name = config.factory.rpartition(".")
+        meant = f", for example {module}:{name}" if dot else ""
+        problem = f"factory '{config.factory[:80]}' is not module:callable{meant}"
+    elif ":" in config.architecture:
+        what = "source" if is_source(config.architecture) else "factory"
+        problem = f"architecture '{config.architecture[:80]}' is a {what}; write {what} = \"...\""
+    if problem:
+        raise ServiceError(ErrorReason.MODEL_INVALID, f"model '{model_id}': {problem}")
+    if ":" in config.source:  # else it is an architecture of torchvision
+        parse_source(config.source)
 
 
 def _categories(given: tuple[str, ...] | str | None) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""`trocar token`: token management for operators, on the server's machine, also while the server runs."""
+"""`trocar admin token`: token management for operators, on the server's machine, while it runs, too."""
 
 import json
 import re
@@ -17,11 +17,13 @@ _UNITS_S = {"h": 3600, "d": 86_400, "w": 604_800}
 _LONGEST_S = 3650 * 86_400
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="The server's TOML file, where it sets data_dir.")
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="The server's TOML file, where it sets data_dir."),
 ]
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="The server's data directory; overrides the file.")
+    Path | None,
+    typer.Option("--data-dir", metavar="FOLDER", help="The server's data directory; overrides the file."),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
@@ -37,13 +39,16 @@ token_app = typer.Typer(
 @token_app.command("create")
 def create(
     name: Annotated[
-        str, typer.Argument(help="Owner of the token; trainers, data sets and edits belong to this name.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="Owner of the token; trainers, data sets and edits belong to this name."
+        ),
     ],
     scope: Annotated[
         list[Scope],
         typer.Option(help="Scope to grant; repeat for more. run and train include read, admin includes all."),
     ],
-    expires: Annotated[str, typer.Option(help="Lifetime: 12h, 30d, 8w or never.")] = "90d",
+    expires: Annotated[str, typer.Option(metavar="TIME", help="Lifetime: 12h, 30d, 8w or never.")] = "90d",
     certificate: Annotated[
         bool,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from trocar_api.value_words import refusals
 from trocar_server.auth.scopes import Scope
 from trocar_server.storage.durable import DamagedError
 
@@ -98,5 +99,5 @@ def decode(content: bytes) -> tuple[Grant, ...]:
     try:
         return _Content.model_validate_json(content).grants
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        raise DamagedError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None
+        (place, words), *_ = refusals(error.errors(include_input=False))
+        raise DamagedError(f"{'.'.join(map(str, place)) or 'it'} {words}") from None

@@ -72,13 +72,13 @@ class LiveGrants:
     def of_token(self, token: str) -> Caller | None:
         """Caller of a token; None for one that is unknown, expired or revoked."""
         self._refresh()
-        digest, found = token_hash(token), None
+        digest, result = token_hash(token), None
         for grant in self._grants:  # all of them, each in constant time: the duration reveals nothing
             if grant.token_sha256 is not None and hmac.compare_digest(grant.token_sha256, digest):
-                found = grant
-        if found is None or found.is_expired(self._now()):
+                result = grant
+        if result is None or result.is_expired(self._now()):
             return None
-        return Caller(found.name, with_included(found.scopes))
+        return Caller(result.name, with_included(result.scopes))
 
     def of_certificate(self, name: str) -> Caller | None:
         """Caller of a certificate name, with the scopes of all its entries; None without any."""

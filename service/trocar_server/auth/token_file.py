@@ -163,5 +163,5 @@ def _unknown(name_or_id: str) -> ServiceError:
     shown = "this" if name_or_id.startswith(TOKEN_PREFIX) else f"'{name_or_id}'"
     return ServiceError(
         ErrorReason.INVALID_ARGUMENT,
-        f"no token has the name or id {shown}; `trocar token list` lists all",
+        f"no token has the name or id {shown}; `trocar admin token list` lists all",
     )

@@ -33,7 +33,7 @@ class CallerMessages:
         """Whether every message that came is kept."""
 
     async def first(self) -> bytes | None:
-        """Wait for the first message; None if there is none."""
+        """Wait for the first message, or None."""
         if not self._kept and not self._is_at_end:
             message = await anext(self._source, None)
             self._is_at_end = message is None

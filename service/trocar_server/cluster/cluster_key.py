@@ -1,26 +1,23 @@
 """Key of a cluster: proves to replicas that a caller is a gateway. A file of the data directory."""
 
-import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
 
 from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.storage.durable import write_durably
 
 _NAME = "cluster.key"
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def make_cluster_key(data_dir: Path) -> None:
-    """Create the key, if there is none; only this user can read it.
+    """Create the key, unless it exists; only this user can read it.
 
     Raises:
         ServiceError: `STORAGE_UNAVAILABLE`, the data directory cannot be written.
     """
     with disk_errors("key of the cluster"), suppress(FileExistsError):
-        descriptor = os.open(data_dir / _NAME, _FLAGS, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
+        write_durably(data_dir / _NAME, secrets.token_hex(32).encode(), is_new=True)
 
 
 def cluster_key(data_dir: Path) -> str:

@@ -14,7 +14,10 @@ from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
 
 Address = Annotated[
-    str, typer.Option("--ray", help="Address of the Ray cluster, or auto for the one of this machine.")
+    str,
+    typer.Option(
+        "--ray", metavar="ADDRESS", help="Address of the Ray cluster, or auto for the one of this machine."
+    ),
 ]
 
 _LOOK_S = 1.0
@@ -114,10 +117,10 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
 
 @cluster_app.command("scale")
 def scale(
-    model: Annotated[str, typer.Argument(help="The model.")],
-    least: Annotated[int, typer.Argument(help="Replicas without any load.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model.")],
+    least: Annotated[int, typer.Argument(metavar="LEAST", help="Replicas without any load.")],
     most: Annotated[
-        int | None, typer.Argument(help="The most replicas; the same number if left out.")
+        int | None, typer.Argument(metavar="MOST", help="The most replicas; the same number if left out.")
     ] = None,
     address: Address = AUTO,
 ) -> None:

@@ -230,10 +230,10 @@ def scale(model_id: str, least: int, most: int) -> None:
 
 def _spec(config: ServerConfig, host: str) -> dict[str, Any]:
     """Return what the directory keeps of a deployment."""
-    found = {model_id: place.model_dump(mode="json") for model_id, place in placements(config).items()}
+    result = {model_id: place.model_dump(mode="json") for model_id, place in placements(config).items()}
     return {
         "config": config.model_dump(mode="json", exclude_unset=True),
-        "placements": found,
+        "placements": result,
         "host": host,
     }
 

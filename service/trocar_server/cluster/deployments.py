@@ -138,7 +138,7 @@ class ReplicaSupervisor:
             raise ChildFailedError(answer)
 
     def _asked_to_join(self, *, is_known: bool) -> str:
-        """Return the directory's answer; `WAIT` while there is none."""
+        """Return the directory's answer, or `WAIT`."""
         asked = self._directory.join.remote(dict(self._report), self._identity, self._version, is_known)
         try:
             return str(ray.get(asked, timeout=_STATE_S))
@@ -282,7 +282,7 @@ def _tell_failure(directory: Any, app: str, why: str) -> None:
 
 
 def taken_addresses(gateways: Sequence[Line], node_address: str, node_id: str) -> list[str]:
-    """Return the addresses that other gateways of this machine use: those of other, simulated nodes.
+    """Return the addresses that other gateways of this machine use, on simulated nodes.
 
     A gateway of the node itself has ended, though its report may still be there: its address is free.
 

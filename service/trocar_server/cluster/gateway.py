@@ -315,9 +315,9 @@ class _ForwardedCall:
         """
         pause_s = _FIRST_PAUSE_S
         while True:
-            found = await self._find(name, message)
-            if found is not None:
-                return found
+            result = await self._find(name, message)
+            if result is not None:
+                return result
             left_s = self.give_up - time.monotonic()
             if left_s <= 0:
                 what = f"model '{name}'" if self.route.subject is Subject.MODEL else "this call"
@@ -326,7 +326,7 @@ class _ForwardedCall:
             pause_s = min(2 * pause_s, _LOOK_AGAIN_S)
 
     async def _find(self, name: str, message: bytes) -> Replica | None:
-        """Return a replica that may answer; None if there is none now."""
+        """Return a replica that may answer, or None."""
         table, subject = self.gateway.table, self.route.subject
         if self.method == _CREATE_TRAINER and name in table.model_ids:
             return self._maker(table.serving(name), message)
@@ -350,11 +350,11 @@ class _ForwardedCall:
         """Return the replica that has a trainer or a published model; any if none has it."""
         table, home = self.gateway.table, self.gateway.home(subject, name)
         if home is not None:
-            found = table.at(home)
-            if found is not None:  # one that drains still answers calls that only look
+            result = table.at(home)
+            if result is not None:  # one that drains still answers calls that only look
                 self.is_from_memory = True
-                is_no_use = found in self.tried and (found.is_draining or found.is_suspect)
-                return None if is_no_use else found
+                is_no_use = result in self.tried and (result.is_draining or result.is_suspect)
+                return None if is_no_use else result
         self.is_from_memory = False
         if subject is Subject.TRAINER:
             method, message = _GET_TRAINER, GetTrainerRequest(trainer_id=name).SerializeToString()

@@ -20,6 +20,7 @@ from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
 from trocar_server.metrics_server import MetricsServer
 from trocar_server.rpc.descriptors import service_names
+from trocar_server.rpc.listen.binding import why_not_bound
 from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_service import HealthService
 from trocar_server.rpc.listen.unix_socket import host_port
@@ -75,7 +76,7 @@ async def serve(config: ServerConfig, lines: ParentLines, taken: list[str], key:
 
 
 async def _stop(server: Any, gateway: Gateway, config: ServerConfig) -> None:
-    """Refuse new calls; let work end as long as replicas do, and calls that only look in the grace period."""
+    """Refuse new calls; wait for work for `drain_s`, and for calls without work for the grace period."""
     drain_s, grace_s = config.cluster.drain_s, config.grace_s
     refusing = asyncio.create_task(server.stop(drain_s + grace_s))
     try:
@@ -114,7 +115,7 @@ def _listen(server: Any, config: ServerConfig, taken: list[str]) -> str:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError:
         raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; is another server running there?"
+            ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; {why_not_bound(config.host, port)}"
         ) from None
     return host_port(config.host, bound)
 

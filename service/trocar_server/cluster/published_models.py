@@ -14,7 +14,7 @@ from trocar_server.training.files.trainer_janitor import MODEL_NAME
 
 if TYPE_CHECKING:
     from trocar_server.training.files.published import PublishedStore
-    from trocar_server.training.publishing import Publishing
+    from trocar_server.training.publishing import Take
 
 _AGAIN_S = 0.05
 _CLAIM_WITHIN_S = 60.0
@@ -26,19 +26,20 @@ class PublishedModels:
     Args:
         slot: This replica's state folder, `REPLICAS/MODEL/NUMBER`; all nodes share `REPLICAS`.
         configured: Ids of the models of the cluster's configuration.
-        publishing: This replica's.
     """
 
-    def __init__(self, slot: Path, configured: Collection[str], publishing: "Publishing") -> None:
+    def __init__(self, slot: Path, configured: Collection[str]) -> None:
         self._slot = slot
         self._configured = configured
-        self._publishing = publishing
         self._taking = asyncio.Lock()
 
-    async def take_lost(self) -> None:
-        """Take the models that replicas of this model published whose processes have ended, and host them.
+    async def take_lost(self, take: "Take") -> None:
+        """Take the models that replicas of this model published whose processes have ended.
 
         The lock of a folder tells that its process has. A replica that starts meanwhile takes another folder.
+
+        Args:
+            take: Moves the models of a folder here, and hosts them.
 
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`.
@@ -50,7 +51,7 @@ class PublishedModels:
                 except ServiceError:  # it runs, or another replica does this
                     continue
                 try:
-                    await self._publishing.take(other / "published")
+                    await take(other / "published")
                 finally:
                     lock.release()
 

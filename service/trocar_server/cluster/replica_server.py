@@ -97,22 +97,20 @@ class _Serving:
         """Serve until the input has ended and the calls have."""
         with without_dynamo():
             from trocar_server.app import app
+            from trocar_server.app.assembly import ReplicaSetup
             from trocar_server.training.files.owner_folders import OwnerFolders
             from trocar_server.training.fit.ranks.placed_ranks import PlacedLauncher
 
-        owners = OwnerFolders(self._trainers_dir, self._replica_id)
-        await app.serve(
-            self._config,
-            self._begin,
+        setup = ReplicaSetup(
             own_dir=self._slot,
             gateway=self._gateway,
-            owners=owners,
+            owners=OwnerFolders(self._trainers_dir, self._replica_id),
+            published=PublishedModels(self._slot, self._configured),
             launcher=PlacedLauncher(self._ranks, self._config.host),
         )
+        await app.serve(self._config, self._begin, setup=setup)
 
     def _begin(self, running: Any) -> None:
-        publishing = running.trainers.publishing
-        publishing.others = PublishedModels(self._slot, self._configured, publishing)
         self._tasks = [
             asyncio.create_task(self._tell_identity(running)),
             asyncio.create_task(running.lifecycle.identify(self._replica_id)),
@@ -155,7 +153,7 @@ class _Serving:
             if running.lifecycle.drain_switch.is_draining or not self._has_joined:
                 continue
             try:
-                await running.trainers.publishing.others.take_lost()
+                await running.trainers.publishing.take_lost()
             except ServiceError as error:
                 _log.warning("published models not taken over", why=error.message)
 

@@ -36,8 +36,10 @@ _REPEATABLE = frozenset(
     f"/trocar_api.v1.{name}"
     for name in (
         *("ExtractionService/Extract", "ExtractionService/Plan", "StreamService/ExtractStream"),
+        "GenerationService/Generate",
         *("ModelService/GetModel", "ModelService/ListModules", "ModelService/ListModels"),
         *("ServerService/GetServerInfo", "EditStoreService/ListEdits"),
+        *("DirectionService/ListDirections", "DirectionService/GetDirection"),
         *("DatasetService/ListDatasets", "DatasetService/GetDataset"),
         *("TrainerService/GetTrainer", "TrainerService/ListTrainers", "TrainerService/ListCheckpoints"),
     )
@@ -125,7 +127,7 @@ def _route(service: Any, method: Any) -> Route:
 
 
 def _paths(message: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the ids of a message and their paths, those of its parts first: a later name wins."""
+    """Yield the ids of a message and their paths, its parts' first: a later name wins."""
     for field in message.fields:
         if field.message_type is not None and not field.is_repeated:
             for inner in field.message_type.fields:

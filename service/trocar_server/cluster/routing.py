@@ -116,23 +116,23 @@ class ReplicaTable:
         return list(self._replicas.values())
 
     def serving(self, model_id: str = "") -> list[Replica]:
-        """Replicas that accept work: of a model, or of all; those of the lowest slot first."""
-        found = [
+        """Replicas that accept work: of a model, or of all; lowest slot first."""
+        result = [
             replica
             for replica in self._replicas.values()
             if not replica.is_draining and model_id in ("", replica.model_id)
         ]
-        return sorted(found, key=lambda replica: (replica.model_id, int(replica.slot)))
+        return sorted(result, key=lambda replica: (replica.model_id, int(replica.slot)))
 
     def least_waiting(self, model_id: str = "", excluded: Sequence[Replica] = ()) -> Replica | None:
-        """Return the replica with the least waiting work; None if there is none.
+        """Return the replica with the least waiting work, or None.
 
         Args:
             model_id: Its model; any when empty.
             excluded: Replicas that are not chosen.
         """
-        found = [replica for replica in self.serving(model_id) if replica not in excluded]
-        return min(found, key=Replica.cost, default=None)
+        result = [replica for replica in self.serving(model_id) if replica not in excluded]
+        return min(result, key=Replica.cost, default=None)
 
     def at(self, replica_id: str) -> Replica | None:
         """Return a replica, draining or not; None if it is gone."""

@@ -100,21 +100,26 @@ def _look_at_this_machine(address: str) -> None:
     from ray._private import services  # what `ray.init` itself asks
     from ray._private.authentication import authentication_token_setup
 
-    found = sorted(services.find_gcs_addresses())
-    if address in found:
+    result = sorted(services.find_gcs_addresses())
+    if address in result:
         logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` does; this would warn of the token
         authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     is_noted = os.environ.get("RAY_ADDRESS") or services.find_bootstrap_address(None)
-    if address == AUTO and len(found) > 1 and not is_noted:
+    if address == AUTO and len(result) > 1 and not is_noted:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"several Ray clusters run on this machine: name one of them, --ray {' or --ray '.join(found)}",
+            f"several Ray clusters run on this machine: name one of them, --ray {' or --ray '.join(result)}",
         )
+
+
+def _reason(why: str) -> str:
+    """Return a reason in brackets; nothing for Ray's advice on its own options."""
+    return "" if "Please specify" in why else f" ({why.rstrip('.')})"
 
 
 def _no_cluster(address: str, why: str) -> ServiceError:
     return ServiceError(
         ErrorReason.INVALID_ARGUMENT,
-        f"no Ray cluster answers at '{address}' ({why}); start one with `ray start --head`, or use "
+        f"no Ray cluster answers at '{address}'{_reason(why)}; start one with `ray start --head`, or use "
         "`--ray local`",
     )

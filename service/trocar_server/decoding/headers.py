@@ -150,10 +150,10 @@ def _segments(data: bytes, position: int) -> Iterator[tuple[int, int, int]]:
     """
     pattern = _MARKER
     while True:
-        found = next(_matches(pattern, data, position), None)
-        if found is None:
+        result = next(_matches(pattern, data, position), None)
+        if result is None:
             return
-        marker, start = data[found + 1], found + 2
+        marker, start = data[result + 1], result + 2
         if marker in _BARE or marker == _EOI:
             end = start
         else:

@@ -22,6 +22,10 @@ _MAX_HEAD_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20
 
 
+READY = "is_ready"
+"""The word of a request that a process answers once it is ready for others."""
+
+
 class EndedError(Exception):
     """A worker process ended before its answer."""
 
@@ -44,6 +48,10 @@ class WorkerProcess:
         self._command = (module, *arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._ready: subprocess.Popen[bytes] | None = None
+        """The process that has said that it is ready."""
+        self._used: subprocess.Popen[bytes] | None = None
+        """The process that has answered a request."""
         self._is_killed = False
         self._is_spent = False
         """Whether the process was killed, even if it looks alive for a moment."""
@@ -53,6 +61,11 @@ class WorkerProcess:
     def pid(self) -> int | None:
         """The process's id; None where none runs."""
         return self._process.pid if self._process else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process that runs has started."""
+        return self._process is not None and self._process is self._ready
 
     @property
     def is_killed(self) -> bool:
@@ -70,6 +83,21 @@ class WorkerProcess:
             self._is_killed = True
             if self._process is not None:
                 self._process.kill()
+
+    def start(self) -> None:
+        """Start the process, unless one runs, and wait until it is ready for requests.
+
+        Raises:
+            EndedError: It could not start, or was killed.
+        """
+        try:
+            process = self._running()
+            if process is not self._ready:
+                self._exchange(process, {READY: True, "byte_count": 0}, b"", lambda _: 0)
+                self._ready = process
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            self.end()
+            raise EndedError from error
 
     def ask(
         self, request: dict[str, Any], data: bytes | memoryview, size: Callable[[dict[str, Any]], int]
@@ -89,12 +117,20 @@ class WorkerProcess:
             ServiceError: As the worker raised it, or `size`.
             EndedError: The process ended over it, or was killed, or its answer is none.
         """
-        is_reused = self._process is not None
+        process = self._process
+        is_reused = process is not None and process is self._used
         try:
-            return self._exchange(self._running(), {**request, "byte_count": len(data)}, data, size)
+            process = self._running()
+            answer = self._exchange(process, {**request, "byte_count": len(data)}, data, size)
+            self._used = process
+            return answer
+        except ServiceError:
+            self._used = process
+            raise
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             self.end()
             if is_reused and not self._is_killed:
+                self.start()
                 return self.ask(request, data, size)
             raise EndedError from error
 
@@ -214,8 +250,8 @@ def _read(source: IO[bytes], byte_count: int) -> bytearray:
 
 def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start a process by exec: a fork of a process with threads of gRPC and torch may crash."""
-    found = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(_PACKAGES), *([found] if found else [])])
+    result = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(_PACKAGES), *([result] if result else [])])
     process = subprocess.Popen(
         [sys.executable, "-m", command[0], str(os.getpid()), *command[1:]],
         stdin=subprocess.PIPE,

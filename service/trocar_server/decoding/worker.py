@@ -27,6 +27,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server import parent_process
 from trocar_server.decoding.headers import damaged
 from trocar_server.decoding.pixels import Conversion, decode_image, fitted
+from trocar_server.decoding.process import READY
 from trocar_server.errors import ServiceError
 
 _MAX_MEMORY_BYTES = 1 << 30
@@ -43,12 +44,13 @@ def main() -> None:
     serve(_decode, _MAX_MEMORY_BYTES)
 
 
-def serve(answer: Answer, own_bytes: int) -> None:
+def serve(answer: Answer, own_bytes: int, prepare: Callable[[], object] = bool) -> None:
     """Answer one request after another until the input ends, or a request needs too much memory.
 
     Args:
         answer: Returns an answer's head and bytes for a request's head and bytes.
         own_bytes: Memory of the process, beside what requests become; see Note: [Memory of workers].
+        prepare: Imports what requests need; the process is ready when it has run.
     """
     _end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -56,6 +58,10 @@ def serve(answer: Answer, own_bytes: int) -> None:
     while line := source.readline():
         head = json.loads(line)
         limit = limit_memory(own_bytes + _COPIES * head.get("most_bytes", 0))
+        if head.get(READY):
+            prepare()
+            _answer(lambda *_: ({}, ()), head, b"", sink, limit)
+            continue
         if not _answer(answer, head, source.read(head["byte_count"]), sink, limit):
             return
 

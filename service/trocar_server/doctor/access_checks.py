@@ -17,7 +17,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.rpc.listen.unix_socket import check_free, socket_path
 
 _SOON_S = 14 * 24 * 3600
-_MAKE_TOKEN = "trocar token create NAME --scope run"
+_MAKE_TOKEN = "trocar admin token create NAME --scope run"
 
 
 def check_open_to(config: ServerConfig) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def check_open_to(config: ServerConfig) -> Iterator[Finding]:
         check_address(config)
     except ServiceError as error:
         yield fail(
-            "authentication", error.message, "trocar token create, tokens = true, tls_cert and tls_key"
+            "authentication", error.message, "trocar admin token create, tokens = true, tls_cert and tls_key"
         )
         return
     if problem := insecurity_of(config):
@@ -86,7 +86,9 @@ def check_tokens(config: ServerConfig) -> Iterator[Finding]:
             days = (grant.expires_at_s - now) / 86_400
             text = f"that of '{grant.name}' ({grant.grant_id}) expires in {days:.1f} days"
             yield warn(
-                "tokens", text, f"trocar token create '{grant.name}' --scope ..., then give it to the client"
+                "tokens",
+                text,
+                f"trocar admin token create '{grant.name}' --scope ..., then give it to the client",
             )
 
 

@@ -27,9 +27,9 @@ def validity_of(certificate: Path, key: Path) -> Validity:
     Raises:
         ssl.SSLError: The key does not fit; or it has expired, or is not valid yet, as `verify_message` says.
     """
-    found = _shaken(_server_context(certificate, key), _client_context(certificate))
-    names = ", ".join(value for _, value in found.get("subjectAltName", ())) or _common_name(found)
-    return Validity(ssl.cert_time_to_seconds(found["notAfter"]), names)
+    result = _shaken(_server_context(certificate, key), _client_context(certificate))
+    names = ", ".join(value for _, value in result.get("subjectAltName", ())) or _common_name(result)
+    return Validity(ssl.cert_time_to_seconds(result["notAfter"]), names)
 
 
 def validity_of_authorities(path: Path) -> Validity:
@@ -40,10 +40,10 @@ def validity_of_authorities(path: Path) -> Validity:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(path)
-    found: list[Any] = [*context.get_ca_certs()]
-    if not found:
+    result: list[Any] = [*context.get_ca_certs()]
+    if not result:
         raise ssl.SSLError(1, "it contains no CA certificate")
-    first = min(found, key=lambda entry: ssl.cert_time_to_seconds(entry["notAfter"]))
+    first = min(result, key=lambda entry: ssl.cert_time_to_seconds(entry["notAfter"]))
     return Validity(ssl.cert_time_to_seconds(first["notAfter"]), _common_name(first))
 
 
@@ -72,10 +72,10 @@ def _shaken(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
             break
         with suppress(ssl.SSLWantReadError):
             server_end.do_handshake()
-    found: dict[str, Any] = client_end.getpeercert() or {}
-    return found
+    result: dict[str, Any] = client_end.getpeercert() or {}
+    return result
 
 
-def _common_name(found: dict[str, Any]) -> str:
-    pairs = [pair for part in found.get("subject", ()) for pair in part]
+def _common_name(outcome: dict[str, Any]) -> str:
+    pairs = [pair for part in outcome.get("subject", ()) for pair in part]
     return next((value for key, value in pairs if key == "commonName"), "")

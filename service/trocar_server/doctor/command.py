@@ -18,16 +18,26 @@ _COLOURS = {Level.OK: typer.colors.GREEN, Level.WARN: typer.colors.YELLOW, Level
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Option(help="The server's TOML file; see docs/serving.md")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The server's TOML file; see docs/serving.md.")
+    ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="The server's data directory, as `trocar serve --data-dir` names it.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The server's data directory, as `trocar serve --data-dir` names it."
+        ),
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Also check this running server: host:port or unix:/path")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Also check this running server: host:port or unix:/path."),
     ] = None,
-    token: Annotated[str | None, typer.Option(help="Token for that server [default: $TROCAR_TOKEN]")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Token for that server. Default: TROCAR_TOKEN.")
+    ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Connect to that server with TLS.")] = False,
-    tls_ca: Annotated[Path | None, typer.Option(help="CA certificates to trust; implies --tls.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CA certificates to trust; implies --tls.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")] = False,
 ) -> None:
     """Check the machine, the configuration and a running server.
@@ -46,9 +56,9 @@ def doctor(
     raise typer.Exit(1 if worst is Level.FAIL else 0)
 
 
-def _report(found: Iterable[Finding], *, is_shown: bool) -> list[Finding]:
+def _report(result: Iterable[Finding], *, is_shown: bool) -> list[Finding]:
     findings = []
-    for finding in found:
+    for finding in result:
         findings.append(finding)
         if is_shown:
             _show(finding)

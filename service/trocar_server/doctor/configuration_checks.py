@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trocar_server.app.consistency import check_consistency
 from trocar_server.app.specs import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.doctor.finding import Finding, fail, ok, warn
@@ -25,17 +26,25 @@ def check_models(config: ServerConfig) -> Iterator[Finding]:
         yield _checked(catalogue, model_id, model, weights_dir)
 
 
+def check_settings(config: ServerConfig) -> Iterator[Finding]:
+    """Check that settings do not contradict each other."""
+    try:
+        check_consistency(config)
+    except ServiceError as error:
+        yield fail("settings", error.message, "correct them in the configuration")
+
+
 def check_warm_variants(config: ServerConfig) -> Iterator[Finding]:
     """Check that warm variants can be built, as far as that shows without the models."""
     engine = config.engine
-    found = available_numerics(compiles=bool(engine.compile_after), uses_openvino=engine.openvino)
+    result = available_numerics(compiles=bool(engine.compile_after), uses_openvino=engine.openvino)
     for model_id, model in config.models.items():
         for wanted in model.warm_variants:
             subject = f"warm variant of {model_id}"
             problem = _selector_problem(wanted.taps)
             if problem:
                 yield fail(subject, problem, "correct `taps` of its `warm_variants`")
-            elif reason := found[Numerics(wanted.numerics)]:
+            elif reason := result[Numerics(wanted.numerics)]:
                 yield warn(subject, reason, "change that, or remove its `warm_variants`")
             else:
                 yield ok(subject, f"{', '.join(wanted.taps)} in {wanted.numerics}")
@@ -81,7 +90,9 @@ def _checked(catalogue: Catalogue, model_id: str, model: ModelConfig, weights_di
         return ok(subject, f"'{path.name}', {path.stat().st_size / 2**20:.0f} MiB")
     if spec.weights_kind is WeightsKind.FILE:
         return fail(
-            subject, f"file '{path}' does not exist", "correct `weights`; write the file with trocar convert"
+            subject,
+            f"file '{path}' does not exist",
+            "correct `weights`; write the file with trocar admin convert",
         )
     advice = f"without network, put a converted file at '{path}'"
     return warn(subject, f"its weights {model.weights} are downloaded at the next start", advice)

@@ -30,14 +30,16 @@ def check_packages(config: ServerConfig) -> Iterator[Finding]:
     for requirement in _requirements():
         name = requirement.name
         try:
-            found = version(name)
+            result = version(name)
         except PackageNotFoundError:
             yield fail(name, "not installed", f"{_REINSTALL}")
             continue
-        if requirement.specifier.contains(found, prereleases=True):
-            yield ok(name, found)
+        if requirement.specifier.contains(result, prereleases=True):
+            yield ok(name, result)
         else:
-            yield fail(name, f"version {found} is installed, {requirement.specifier} is required", _REINSTALL)
+            yield fail(
+                name, f"version {result} is installed, {requirement.specifier} is required", _REINSTALL
+            )
 
 
 def check_torch(config: ServerConfig) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ CHECKS = (
     "access_checks:check_port",
     "access_checks:check_tokens",
     "access_checks:check_certificates",
+    "configuration_checks:check_settings",
     "configuration_checks:check_models",
     "configuration_checks:check_warm_variants",
     "configuration_checks:check_datasets",

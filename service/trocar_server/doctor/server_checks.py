@@ -98,7 +98,7 @@ def _health(target: Target, channel: grpc.Channel) -> Finding:
         return warn(
             "server",
             text,
-            "it is starting, stopping or draining (trocar drain --undo ends a drain); see its log",
+            "it is starting, stopping or draining (trocar admin drain --undo ends a drain); see its log",
         )
     return warn("server", text, "is its machine overloaded?") if seconds > _SLOW_S else ok("server", text)
 

@@ -5,13 +5,13 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from trocar_server.app.state_folder import earlier_folder
 from trocar_server.config import ServerConfig
 from trocar_server.doctor.finding import Finding, fail, ok, warn
-from trocar_server.storage.durable import PARTIAL, remove_quietly
+from trocar_server.storage.durable import PARTIAL, PartialFile
 from trocar_server.storage.folder_lease import described, lease_holder
 
 _LITTLE_ROOM = 2 << 30
@@ -133,13 +133,8 @@ def _partial(folder: Path) -> Iterator[Path]:
 
 
 def _write_s(folder: Path) -> float:
-    path = folder / f"doctor-{os.getpid()}{PARTIAL}"
-    started = time.perf_counter()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, bytes(_PROBE_BYTES))
-        os.fsync(descriptor)
+    with closing(PartialFile(folder, "doctor-")) as probe:
+        started = time.perf_counter()
+        probe.write(bytes(_PROBE_BYTES))
+        probe.sync()
         return time.perf_counter() - started
-    finally:
-        os.close(descriptor)
-        remove_quietly(path)

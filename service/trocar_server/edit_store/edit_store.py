@@ -1,12 +1,5 @@
-"""Edit store: the folder of all stored lists.
+"""Edit store: the folder of all stored lists, a file for each."""
 
-    FOLDER/<sha256 of the principal>/<sha256 of model and name>.edits
-
-No client text becomes part of a path.
-"""
-
-import hashlib
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +12,8 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.edit_store.files import SUFFIX, Head, StoredEntry, decoded, encoded, head_of
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.storage.disk_errors import disk_errors
-from trocar_server.storage.durable import DamagedError, remove_partial, sync_folder, write_durably
+from trocar_server.storage.durable import DamagedError
+from trocar_server.storage.owned_files import OwnedFiles, too_much
 from trocar_server.storage.shared_lock import SharedLock
 
 MAX_LISTS = 256
@@ -29,12 +23,9 @@ MAX_BYTES = 64 << 20
 MAX_DESCRIPTION_BYTES = 8 << 20
 """Of the descriptions of all lists of one principal: they travel in one message."""
 MAX_UNPROVEN = 256
-"""Limit of principals with unverified tokens that have lists: one client can create any
-number of these. They exclude only each other, never callers without a token or with a name."""
+"""Limit of principals with unverified tokens that have lists."""
 
 _SHOWN_CHARACTERS, _SHOWN_NAMES = 80, 20
-_UNPROVEN = re.compile(r"[0-9a-f]{64}")
-"""The hash of a token; no name that is granted anything looks like it, see `auth.grants.check_name`."""
 
 _log = structlog.get_logger("trocar")
 
@@ -64,6 +55,7 @@ class EditStore:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
+        self._files = OwnedFiles(folder, SUFFIX, "edits", ErrorReason.EDITS_UNAVAILABLE, _owner)
         self._clock = clock
         self._lock = SharedLock(folder)  # for check-then-write, also of other servers
 
@@ -84,7 +76,7 @@ class EditStore:
                 when the principal has too much, `EDITS_UNAVAILABLE` when the disk does not take it.
         """
         entry = StoredEntry(principal, model_id, name, self._clock(), description, tensors)
-        content, path = encoded(entry), self._path(principal, model_id, name)
+        content, path = encoded(entry), self._files.path(principal, model_id, name)
         with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE), self._lock:
@@ -95,8 +87,7 @@ class EditStore:
                     "another name",
                 )
             self._check_room(path, entry, len(content))
-            self._make_folder(path.parent, principal)
-            write_durably(path, content)
+            self._files.write(path, principal, content, MAX_UNPROVEN)
         return entry
 
     def get(self, principal: str, model_id: str, name: str) -> StoredEntry:
@@ -108,7 +99,7 @@ class EditStore:
         """
         with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
             try:
-                entry = decoded(self._path(principal, model_id, name).read_bytes())
+                entry = decoded(self._files.path(principal, model_id, name).read_bytes())
                 if (entry.principal, entry.model_id, entry.name) != (principal, model_id, name):
                     raise DamagedError("it belongs to another list of edits")
                 return entry
@@ -127,14 +118,14 @@ class EditStore:
         Raises:
             ServiceError: `EDITS_UNAVAILABLE`.
         """
-        found = []
+        result = []
         with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
-            for path in self._files(principal):
+            for path in self._files.of(principal):
                 with suppress(FileNotFoundError):  # deleted meanwhile
                     entry = _entry_or_none(path)
                     if entry and entry.principal == principal and model_id in ("", entry.model_id):
-                        found.append(entry)
-        return sorted(found, key=lambda entry: (entry.model_id, entry.name))
+                        result.append(entry)
+        return sorted(result, key=lambda entry: (entry.model_id, entry.name))
 
     def unreadable(self, principal: str) -> list[UnreadableEntry]:
         """Return the principal's lists that cannot be read, with what their files still say.
@@ -142,9 +133,9 @@ class EditStore:
         Raises:
             ServiceError: `EDITS_UNAVAILABLE`, not even the folder can be read.
         """
-        found = []
+        result = []
         with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
-            paths = self._files(principal)
+            paths = self._files.of(principal)
         for path in paths:
             try:
                 entry = decoded(path.read_bytes())
@@ -157,9 +148,11 @@ class EditStore:
                 problem = f"the disk cannot read them ({error.strerror})"
             if problem:
                 head = _head_or_none(path)
-                known = (head.model_id, head.name) if head and path == self._path(*_key(head)) else ("", "")
-                found.append(UnreadableEntry(*known, problem))
-        return found
+                known = (
+                    (head.model_id, head.name) if head and path == self._files.path(*_key(head)) else ("", "")
+                )
+                result.append(UnreadableEntry(*known, problem))
+        return result
 
     def delete(self, principal: str, model_id: str, name: str) -> None:
         """Delete a list, damaged or not.
@@ -167,33 +160,20 @@ class EditStore:
         Raises:
             ServiceError: `UNKNOWN_EDITS` or `EDITS_UNAVAILABLE`.
         """
-        path = self._path(principal, model_id, name)
+        path = self._files.path(principal, model_id, name)
         with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE), self._lock:
             try:
-                path.unlink()
+                self._files.delete(path)
             except FileNotFoundError:
                 raise self._unknown(principal, model_id, name) from None
-            sync_folder(path.parent)
-            with suppress(OSError):  # there is something else in it
-                path.parent.rmdir()
 
     def clean(self) -> None:
         """Remove partial files of killed servers; a running one may share the folder."""
-        with suppress(OSError):
-            for folder in self._folder.glob("*"):
-                remove_partial(folder)
-
-    def _path(self, principal: str, model_id: str, name: str) -> Path:
-        return self._folder / _digest(principal) / f"{_digest(model_id, name)}{SUFFIX}"
-
-    def _files(self, principal: str) -> list[Path]:
-        with suppress(FileNotFoundError):  # the last list, and so the folder, is deleted meanwhile
-            return sorted((self._folder / _digest(principal)).glob(f"*{SUFFIX}"))
-        return []
+        self._files.clean()
 
     def _unknown(self, principal: str, model_id: str, name: str) -> ServiceError:
         """Error for a list that is absent or another principal's: callers cannot tell which."""
-        heads = [_head_or_none(path) for path in self._files(principal)]
+        heads = [_head_or_none(path) for path in self._files.of(principal)]
         names = [
             head.name for head in heads if head and (head.principal, head.model_id) == (principal, model_id)
         ]
@@ -205,37 +185,17 @@ class EditStore:
 
     def _check_room(self, path: Path, entry: StoredEntry, byte_count: int) -> None:
         """Refuse a list that exceeds the principal's limits together with its other lists."""
-        others = [other for other in self._files(entry.principal) if other != path]
+        others = [other for other in self._files.of(entry.principal) if other != path]
         if len(others) >= MAX_LISTS:
-            raise _too_much(f"{len(others)} lists of edits are stored, the maximum")
-        total = byte_count + sum(other.stat().st_size for other in others)
-        if total > MAX_BYTES:
-            raise _too_much(f"your stored edits would be {total:,} bytes, the limit is {MAX_BYTES:,}")
+            raise too_much(f"{len(others)} lists of edits are stored, the maximum")
+        self._files.check_bytes(byte_count, others, MAX_BYTES)
         heads = (_head_or_none(other) for other in others)
         described = len(entry.description) + sum(head.description_bytes for head in heads if head)
         if described > MAX_DESCRIPTION_BYTES:
-            raise _too_much(
+            raise too_much(
                 f"your stored edits would be {described:,} bytes without their tensors, the limit is "
                 f"{MAX_DESCRIPTION_BYTES:,}"
             )
-
-    def _make_folder(self, folder: Path, principal: str) -> None:
-        if folder.is_dir():
-            return
-        if _UNPROVEN.fullmatch(principal) and self._unproven_count() >= MAX_UNPROVEN:
-            raise ServiceError(
-                ErrorReason.EDITS_UNAVAILABLE,
-                f"edits of {MAX_UNPROVEN} unverified tokens are stored, the maximum; call without a token, "
-                "or ask the operator to free space",
-            )
-        folder.mkdir(mode=0o700, exist_ok=True)
-        sync_folder(self._folder)
-
-    def _unproven_count(self) -> int:
-        """Count folders of callers with unverified tokens, by their files' heads."""
-        firsts = (next(iter(folder.glob(f"*{SUFFIX}")), None) for folder in self._folder.iterdir())
-        heads = (_head_or_none(path) for path in firsts if path is not None)
-        return sum(head is not None and bool(_UNPROVEN.fullmatch(head.principal)) for head in heads)
 
 
 def corrupt(model_id: str, name: str, problem: str) -> ServiceError:
@@ -267,15 +227,10 @@ def _head_or_none(path: Path) -> Head | None:
         return None
 
 
+def _owner(path: Path) -> str:
+    head = _head_or_none(path)
+    return "" if head is None else head.principal
+
+
 def _key(head: Head) -> tuple[str, str, str]:
     return head.principal, head.model_id, head.name
-
-
-def _digest(*texts: str) -> str:
-    """Return the hash of texts; their lengths keep them apart."""
-    joined = "\0".join(f"{len(text)}:{text}" for text in texts)
-    return hashlib.sha256(joined.encode()).hexdigest()
-
-
-def _too_much(problem: str) -> ServiceError:
-    return ServiceError(ErrorReason.REQUEST_TOO_LARGE, f"{problem}; delete some first")

@@ -1,17 +1,21 @@
 """Engine: runs plans on deployed models, for callers on one event loop."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.decoding.pixels import DEFAULT_CONVERSION, Conversion
-from trocar_server.engine.compiled.compiled_pass import NotCompiledError, PassFailedError
 from trocar_server.engine.compiled.variants import CompiledVariants
+from trocar_server.engine.execute.eager import Eager
 from trocar_server.engine.execute.operand_checks import check_operands
+from trocar_server.engine.generate.generation import Generation, start
+from trocar_server.engine.generate.kept_caches import KeptCaches
+from trocar_server.engine.generate.sampling import Sampling
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.host.deployment_identity import deployment_identity, description
@@ -21,18 +25,20 @@ from trocar_server.engine.reply_cache import KeptReply, Key, ReplyCache, key_of,
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Payloads, Plan, Signature, row_count
 from trocar_server.engine.resolve.pass_memory import memory_limit
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.call import Call
 from trocar_server.engine.run.checks import Checks
-from trocar_server.engine.run.extraction import ExecutionReport, Extraction, finished
-from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.pass_errors import domain_errors
+from trocar_server.engine.run.pass_result import FeatureMap
 from trocar_server.engine.run.preparation import Preparation
-from trocar_server.engine.run.run_plan import Prepared, run_plan
+from trocar_server.engine.run.runner import DeclinedError, ExecutorFailedError, PassCall, run_call
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.admission import Admission, Reservation, with_budgets
 from trocar_server.engine.schedule.device import DeviceThread, device_user
 from trocar_server.engine.schedule.room import Room
 from trocar_server.errors import ServiceError
-from trocar_server.models import Catalogue
+from trocar_server.models import Catalogue, HostedModel
 from trocar_server.models.identity import Identity, settings_of
 from trocar_server.surgery import PassGuard
 
@@ -64,6 +70,7 @@ class Engine:
         preparation: Processes that turn texts, sound and images into tensors.
         compiled: Compiled variants of passes.
         replies: Replies of earlier calls.
+        caches: Counts the keys and values that generated texts keep.
         admission: The budgets of all calls.
     """
 
@@ -96,6 +103,7 @@ class Engine:
         self.deployment = self.deployments.find
         self.run = owner.run_guarded
         self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later, self._patience)
+        self.caches = KeptCaches()
         self.replies = ReplyCache(limits.feature_cache_bytes)
         self.compiled = CompiledVariants(
             owner, config, lambda: self.limits, data_dir, kept_dir, identify=self.identity
@@ -187,10 +195,10 @@ class Engine:
         room = Room() if room is None else room
         while True:
             hosted = self.catalogue.loaded(plan.model_id)
-            found = await self.preparation.process(hosted, plan, payloads, deadline, room)
+            result = await self.preparation.process(hosted, plan, payloads, deadline, room)
             if self.catalogue.loaded(plan.model_id).processor_version == hosted.processor_version:
-                return found
-            del found
+                return result
+            del result
             room.give_back()
 
     async def _processed(self, call: Call, reservation: Reservation) -> Call:
@@ -292,7 +300,31 @@ class Engine:
             extraction = replace(extraction, processed=checked.plan.processed)
         if extraction.copies is not None:  # without the lease: the next pass runs meanwhile
             await extraction.copies.arrived()
+        if checked.reads_tokens:
+            maps = await self.spelled(checked.deployment.hosted, extraction.feature_maps)
+            extraction = replace(extraction, feature_maps=maps)
         return extraction
+
+    async def spelled(
+        self, hosted: HostedModel, feature_maps: tuple[FeatureMap, ...]
+    ) -> tuple[FeatureMap, ...]:
+        """Return feature maps with the texts of the tokens that lenses have read.
+
+        Raises:
+            ServiceError: As `Processor.texts`.
+        """
+        ids = {place: entry.read_tokens for place, entry in enumerate(feature_maps) if entry.read_tokens}
+        wanted = sorted(set().union(*ids.values()))
+        if not wanted:
+            return feature_maps
+        texts = await self.preparation.processor.texts(hosted, [[each] for each in wanted], self.limits)
+        known = dict(zip(wanted, texts, strict=True))
+        return tuple(
+            replace(entry, token_texts={each: known[each] for each in sorted(ids[place])})
+            if place in ids
+            else entry
+            for place, entry in enumerate(feature_maps)
+        )
 
     async def refuse_long(
         self, deployment: Deployment, signature: Signature, work: int, deadline: float | None
@@ -322,9 +354,9 @@ class Engine:
         if variant is not None and variant.is_ready:
             try:
                 return await self.compiled.extract(variant, prepared, deadline, statistics)
-            except PassFailedError as error:
+            except ExecutorFailedError as error:
                 failure = str(error)
-            except NotCompiledError:
+            except DeclinedError:
                 pass  # eager it is
         why = self.compiled.why_exact(checked, variant)
         extraction = await self._extract_eagerly(prepared, deadline, statistics)
@@ -339,23 +371,29 @@ class Engine:
         self, prepared: Prepared, deadline: float | None, statistics: StreamStatistics | None
     ) -> Extraction:
         guard, checked = PassGuard(deadline), prepared.checked
-        started = time.perf_counter()
+        call = PassCall(prepared, guard, time.perf_counter(), statistics)
         rows, priority = checked.rows, checked.plan.execution.priority
-        pace = checked.deployment.pool.pace
         device_user.set(checked.plan.model_id)
         async with checked.deployment.pool.lease(deadline, rows=rows, priority=priority) as replica:
-            queue_s = time.perf_counter() - started
+            return await self.run(partial(run_call, Eager(replica), call), guard, deadline)
 
-            def work() -> Extraction:
-                resolved, result = run_plan(replica, prepared, guard)
-                if checked.work >= pace.watched_work:
-                    pace.observe(checked.work, result.compute_s)
-                report = ExecutionReport(
-                    row_count=checked.plan.batch_size or 0, stateful=replica.pristine.is_stateful
-                )
-                return finished(checked, resolved, result, report, queue_s, statistics)
+    async def start_generation(
+        self, requests: Sequence[tuple[Plan, Payloads]], sampling: Sampling, deadline: float | None
+    ) -> Generation:
+        """Check a run that generates text; nothing is computed yet.
 
-            return await self.run(work, guard, deadline)
+        Args:
+            requests: Of each prompt, with taps, edits and payloads; processed.
+            sampling: How tokens are chosen.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+
+        Raises:
+            ServiceError: With the reason why it cannot run.
+        """
+        plan, payloads = requests[0]
+        await check_operands(plan, payloads)  # prompts share their tensors
+        deployment = self.deployment(plan.model_id)
+        return await start(self.checks, deployment, requests, sampling, self.run, self.caches, deadline)
 
     def _begin(self, deployment: Deployment) -> Awaitable[None]:
         """Start to restore and build the compiled variants that a loaded model is to have at once."""

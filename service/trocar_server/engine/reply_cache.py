@@ -95,13 +95,13 @@ class ReplyCache:
     def get(self, owner: str, key: bytes) -> KeptReply | None:
         """Return the owner's reply under a key and mark it as used; None without one."""
         owned = self._owners.get(owner)
-        found = owned.entries.get(key) if owned else None
-        if owned is None or found is None:
+        result = owned.entries.get(key) if owned else None
+        if owned is None or result is None:
             self.miss_count += 1
             return None
         owned.entries.move_to_end(key)
         self.hit_count += 1
-        return found
+        return result
 
     def has_room_for(self, reply: KeptReply) -> bool:
         """Whether a reply fits: none may be larger than the cache."""
@@ -143,11 +143,11 @@ class ReplyCache:
 
     def _remove(self, owner: str, key: bytes) -> None:
         owned = self._owners.get(owner)
-        found = owned.entries.pop(key, None) if owned else None
-        if owned is None or found is None:
+        result = owned.entries.pop(key, None) if owned else None
+        if owned is None or result is None:
             return
-        owned.byte_count -= found.byte_count
-        self.byte_count -= found.byte_count
+        owned.byte_count -= result.byte_count
+        self.byte_count -= result.byte_count
         if not owned.entries:
             del self._owners[owner]
 

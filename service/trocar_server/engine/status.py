@@ -125,13 +125,13 @@ def _callers(engine: Engine) -> tuple[CallerStatus, ...]:
         for queue in engine.compiled.queues(deployment):
             waiting.update(queue.waiting_counts())
     used = engine.owner.recent_use()
-    found = []
+    result = []
     for flow in {*engine.admission.flows(), *waiting, *used}:
         byte_count, pending_s, call_count = engine.admission.reserved(flow)
-        found.append(
+        result.append(
             CallerStatus(flow, call_count, waiting[flow], byte_count, pending_s, used.get(flow, 0.0))
         )
-    return tuple(sorted(found, key=lambda one: (-one.pending_s, -one.used_s, -one.call_count, one.flow)))
+    return tuple(sorted(result, key=lambda one: (-one.pending_s, -one.used_s, -one.call_count, one.flow)))
 
 
 def _reply_cache(cache: ReplyCache) -> CacheStatus:

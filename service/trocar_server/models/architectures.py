@@ -140,7 +140,7 @@ def _check_custom(spec: ModelSpec) -> None:
 
 def _why_not(architecture: str, name: str) -> str:
     if name.endswith((".pth", ".pt", ".bin", ".ckpt")):
-        return " (the server reads safetensors only: run `trocar convert` on the file first)"
+        return " (the server reads safetensors only: run `trocar admin convert` on the file first)"
     quantized: Any = get_model_weights(find_builder(architecture))
     return " (quantized weights do not fit into safetensors)" if name in quantized.__members__ else ""
 

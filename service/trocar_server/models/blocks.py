@@ -119,15 +119,15 @@ def _features(model: Any) -> dict[str, str]:
     if not kind.startswith(_WITH_FEATURES):
         return {}
     modules = {path for path, _ in model.named_modules()}
-    found = {
+    features = {
         name: path
         for name, paths in _FEATURES.items()
         if (path := next(filter(modules.__contains__, paths), ""))
     }
-    if not found and kind.startswith("siglip") and "head" in modules:
+    if not features and kind.startswith("siglip") and "head" in modules:
         tower = next((tower for tower in _FEATURES_OF_TOWERS if tower in kind), "")
         return {_FEATURES_OF_TOWERS[tower]: "head"} if tower else {}
-    return found
+    return features
 
 
 def _towers(model: nn.Module) -> dict[str, list[str]]:
@@ -139,19 +139,19 @@ def _towers(model: nn.Module) -> dict[str, list[str]]:
     def block_count(paths: Sequence[str]) -> int:
         return sum(len(list(model.get_submodule(path).children())) for path in paths)
 
-    return {name: max(found.values(), key=block_count) for name, found in kinds.items()}
+    return {name: max(result.values(), key=block_count) for name, result in kinds.items()}
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:
     """Yield the paths of lists of modules with an attention part or a mixer, outside any other block."""
-    found: list[str] = []
+    result: list[str] = []
     for path, part in model.named_modules():
         if not isinstance(part, nn.ModuleList | nn.Sequential) or path.rpartition(".")[2] not in _LISTS:
             continue
-        if not len(part) or any(path.startswith(f"{other}.") for other in found):
+        if not len(part) or any(path.startswith(f"{other}.") for other in result):
             continue
         if any(_child(block, _ATTENTION) for block in part) or _child(part[0], _MIXERS):
-            found.append(path)
+            result.append(path)
             yield path
 
 

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torchvision.models import WeightsEnum
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, nearest
 from trocar_server.models.architectures import find_builder, find_weights, named_weights
 from trocar_server.models.from_source import source_factory
 from trocar_server.models.matching import load_matching
+from trocar_server.models.scripted import with_scripted_parts
 from trocar_server.models.spec import ModelSpec, Rebuilding, WeightsKind
 from trocar_server.models.weights.downloads import fetch_weights, stored_path
 from trocar_server.models.weights.initial_values import are_all_in, no_initial_values
@@ -51,7 +51,7 @@ def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
     """Build the module that a spec describes and fill in its weights.
 
     Random weights are `torch.manual_seed(seed)` and then the builder with `weights=None`: anyone can
-    rebuild them. A file that still has the name of torchvision's own (`trocar convert` of a download)
+    rebuild them. A file that still has the name of torchvision's own (`trocar admin convert` of a download)
     is loaded as those weights, see Note: [torchvision's own builder].
 
     Raises:
@@ -196,7 +196,7 @@ def _call(spec: ModelSpec, **arguments: Any) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise _invalid(spec, f"'{spec.architecture}' returned a {type(module).__name__}, not an nn.Module")
-    return module
+    return with_scripted_parts(module, spec.model_id)
 
 
 def _builder(spec: ModelSpec) -> Callable[..., Any]:
@@ -209,8 +209,32 @@ def _builder(spec: ModelSpec) -> Callable[..., Any]:
 
 
 def _import_factory(architecture: str) -> Any:
+    """Return what a factory names.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, there is no such module, or no such callable in it.
+    """
     module_name, _, attributes = architecture.partition(":")
-    return reduce(getattr, attributes.split("."), importlib.import_module(module_name))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the module imports
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID,
+            f"factory '{architecture}': no module '{error.name}' can be imported; install it, or add its "
+            "folder to PYTHONPATH",
+        ) from None
+    result: Any = module
+    for name in attributes.split("."):
+        if not hasattr(result, name):
+            near = nearest(name, dir(result))
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            raise ServiceError(
+                ErrorReason.MODEL_INVALID, f"factory '{architecture}': '{module_name}' has no '{name}'{hint}"
+            )
+        result = getattr(result, name)
+    return result
 
 
 def without_paths(text: str) -> str:

@@ -5,10 +5,12 @@ from enum import StrEnum, unique
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.caller import current_principal
-from trocar_server.errors import ServiceError, unknown
+from trocar_server.errors import ServiceError, nearest, unknown
 from trocar_server.models.architectures import architecture_names, check_spec, named_weights, weights_label
 from trocar_server.models.families import Family, family_of
+from trocar_server.models.from_source import known_timm_names
 from trocar_server.models.hosted import HostedModel
+from trocar_server.models.source import is_source
 from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, WeightsKind
 
 _UNKNOWN_ARCHITECTURE = "unknown"
@@ -42,6 +44,8 @@ class CatalogueEntry:
     """The error reason of that failure."""
     is_spec_known: bool = True
     """False if the configuration could not be read: then `spec` has nothing but the id."""
+    is_requested: bool = False
+    """Whether a client asked for it by name; the others come from the configuration, or were published."""
     owner: str | None = None
     """The only principal that sees it; None for a model of the catalogue, visible to all."""
 
@@ -60,6 +64,10 @@ class CatalogueEntry:
     def fail(self, error: ServiceError) -> None:
         """Mark it as failed, with the reason."""
         self.state, self.error_message, self.error_reason = ModelState.FAILED, error.message, error.reason
+
+    def forget(self) -> None:
+        """Mark it as unloaded; why it failed before is no longer said."""
+        self.hosted, self.state, self.error_message, self.error_reason = None, ModelState.UNLOADED, "", None
 
     def begin(self) -> None:
         """Mark it as loading, or waiting to be loaded."""
@@ -188,10 +196,21 @@ class Catalogue:
         if existing is not None and existing.owner is not None and existing.owner == current_principal():
             raise guest_refused(model_id)
         if existing is None or existing.owner is not None:  # another principal's counts as absent
-            return self.add(client_spec(model_id, weights))
+            added = self.add(client_spec(model_id, weights))
+            added.is_requested = True
+            return added
+        if existing.is_requested and weights and existing.state is ModelState.FAILED:
+            return self._requested_again(client_spec(model_id, weights))
         if weights and weights != existing.weights and not _same_weights(existing.spec, weights):
             raise _conflict(existing)
         return existing
+
+    def _requested_again(self, spec: ModelSpec) -> CatalogueEntry:
+        """Return the entry of a model that a client asked for, with the weights asked for now."""
+        if not _same(self._entries[spec.model_id].spec, spec):
+            check_spec(spec)
+            self._entries[spec.model_id] = CatalogueEntry(spec, is_requested=True)
+        return self._entries[spec.model_id]
 
 
 def _not_loaded(entry: CatalogueEntry) -> ServiceError:
@@ -223,6 +242,8 @@ def client_spec(model_id: str, weights: str = "") -> ModelSpec:
         ServiceError: `UNKNOWN_ARCHITECTURE` or `UNKNOWN_WEIGHTS`, with what there is.
     """
     names = architecture_names()
+    if is_source(model_id):
+        raise ServiceError(ErrorReason.UNKNOWN_ARCHITECTURE, _of_operator(model_id))
     if model_id not in names:
         raise unknown(
             ErrorReason.UNKNOWN_ARCHITECTURE, "architecture", model_id[:80], names, _ARCHITECTURE_ADVICE
@@ -236,6 +257,21 @@ def client_spec(model_id: str, weights: str = "") -> ModelSpec:
         f"'{model_id}' has no weights '{weights[:80]}' that a client may load; available: "
         f"{', '.join(available)}",
         available=", ".join(available),
+    )
+
+
+def _of_operator(source: str) -> str:
+    """Return why a client cannot load a source, and how the operator hosts it."""
+    library, _, name = source.partition(":")
+    names = (
+        architecture_names() if library == "torchvision" else known_timm_names() if library == "timm" else []
+    )
+    near = nearest(name, names)
+    hint = f"; nearest in {library}: {', '.join(near)}" if near and name not in names else ""
+    own = f"; load it as '{name}'" if library == "torchvision" and name in names else ""
+    return (
+        f"'{source[:80]}' is a source, which only the operator can add: [models.ID] source = \"...\" in the "
+        f"configuration, or trocar serve {source[:80]}; a client loads torchvision's architectures{own}{hint}"
     )
 
 

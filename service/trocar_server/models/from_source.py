@@ -4,6 +4,7 @@ factory = source_factory(spec, cache_dir)                 # builds spec.source
 facts = source_facts(spec, module, cache_dir)             # inputs, stages, preprocessing, classes
 """
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,12 @@ def check_source(spec: ModelSpec) -> None:
         folder = open_folder(source.folder)
         if spec.weights_kind is WeightsKind.NAMED:
             check_weights(folder)
+
+
+def known_timm_names() -> list[str]:
+    """Return timm's architectures if the library is imported already, which takes seconds; else none."""
+    timm = sys.modules.get("timm")
+    return [] if timm is None else list(timm.list_models())
 
 
 def source_label(spec: ModelSpec) -> str:

@@ -68,6 +68,9 @@ class HostedModel:
     processor_version: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
     """Unique for each load: the files in its processor's folder may be others the next time."""
 
+    example_batch: int = 1
+    """Samples of an example pass: more than one where the model does not take one."""
+
     known_pristine: Pristine | None = field(default=None, repr=False)
     """What passes write to, where it is known of another model; see `pristine`."""
 
@@ -120,13 +123,14 @@ class HostedModel:
         """Whether the module takes a list of (channels, height, width) tensors: detection."""
         return self.family.takes_list
 
-    def example_inputs(self, batch: int = 1) -> ExampleArguments:
+    def example_inputs(self, batch: int | None = None) -> ExampleArguments:
         """Return the arguments of a pass on seeded values in [0, 1), the same at every call.
 
         One tensor (batch, *input_shape); for detection one list of `batch` tensors; for optical
         flow two tensors, the earlier and the later frame. Where inputs are named, those that are required,
-        with valid values; see `example_names`.
+        with valid values; see `example_names`. The batch is `example_batch` when None.
         """
+        batch = self.example_batch if batch is None else batch
         if self.known_signature is not None:
             examples = self.known_signature.example(batch, self.dtype).values()
             return tuple(value.to(self.device) for value in examples)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
+from trocar_api.value_words import not_one_of
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.nested_names import is_nested, parse_name
 
@@ -171,9 +172,9 @@ class InputSignature:
                 return spec
         if is_nested(name):
             root, _ = parse_name(name)
-            found = next((spec for spec in self.inputs if spec.name == root and spec.shape is None), None)
-            if found is not None and not found.is_flag:
-                return found
+            result = next((spec for spec in self.inputs if spec.name == root and spec.shape is None), None)
+            if result is not None and not result.is_flag:
+                return result
         names = [spec.name for spec in self.inputs]
         raise unknown(ErrorReason.INPUT_REJECTED, "input", name[:80], names, str(self))
 
@@ -318,7 +319,7 @@ def _changed(spec: InputSpec, settings: Mapping[str, Any]) -> InputSpec:
     dtype = f"flag:{dtype}" if dtype in ("int", "str") else dtype
     shape = settings.get("shape", spec.shape)
     if dtype.removeprefix("flag:") not in (*_DTYPES, *FLAGS):
-        message = f"inputs.{spec.name}.dtype cannot be '{dtype[:20]}'; use {', '.join(_DTYPES)}, int or str"
+        message = f"inputs.{spec.name}.dtype {not_one_of(settings['dtype'], (*_DTYPES, 'int', 'str'))}"
         raise ServiceError(ErrorReason.MODEL_INVALID, message)
     return InputSpec(
         spec.name,

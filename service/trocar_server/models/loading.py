@@ -24,7 +24,7 @@ from trocar_server.models.building import BuiltModule, build
 from trocar_server.models.families import Family, family_of
 from trocar_server.models.from_source import TORCH_DTYPES, SourceFacts, is_of_transformers, source_facts
 from trocar_server.models.hosted import HostedModel, count_bytes
-from trocar_server.models.inputs import InputSignature, overridden
+from trocar_server.models.inputs import BATCH, InputSignature, overridden
 from trocar_server.models.preprocessing import Preprocessor, SpecTransform
 from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, PreprocessingSpec
 
@@ -113,6 +113,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: 
         device=next((tensor.device for tensor in chain(module.parameters(), module.buffers())), device),
         dtype=floating and TORCH_DTYPES.get(spec.dtype, floating),  # some are kept in float32
         known_signature=signature,
+        example_batch=signature.sizes.get(BATCH, 1) if signature else 1,
         stages=facts.stages,
         processor_folder=spec.processor_folder or facts.processor_folder,
         why_no_images="" if preprocessing else facts.why_no_images,
@@ -136,10 +137,10 @@ def _floating_dtype(module: nn.Module) -> torch.dtype | None:
 def _signature(spec: ModelSpec, module: nn.Module, known: InputSignature | None) -> InputSignature | None:
     """Return the named inputs; None where only an example is known, or its shape was configured."""
     if spec.inputs:
-        found = overridden(known or InputSignature((), is_complete=False), spec.inputs)
-        names = [entry.name for entry in found.inputs]
-        pairs = zip(found.inputs, signature_of(module).bind(names, names), strict=True)
-        return replace(found, inputs=tuple(replace(entry, name=name) for entry, name in pairs))
+        result = overridden(known or InputSignature((), is_complete=False), spec.inputs)
+        names = [entry.name for entry in result.inputs]
+        pairs = zip(result.inputs, signature_of(module).bind(names, names), strict=True)
+        return replace(result, inputs=tuple(replace(entry, name=name) for entry, name in pairs))
     return None if spec.input_shape is not None else known
 
 

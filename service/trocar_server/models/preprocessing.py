@@ -315,7 +315,7 @@ class Preprocessor:
         """
         if not (size[0] and size[1]):
             raise ServiceError(
-                ErrorReason.INVALID_IMAGE, f"image {index}: {size[0]} x {size[1]} pixels; there are none"
+                ErrorReason.INVALID_IMAGE, f"image {index}: {size[0]} x {size[1]} pixels; it is empty"
             )
         resized = self._rules.resized(size, self._resize)
         if self._crop:

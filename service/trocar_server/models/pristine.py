@@ -16,6 +16,9 @@ eval mode. So:
   then made anew.
 - A model that gives different answers to equal calls, though no tensor was written to, keeps state in plain
   attributes: it runs on a fresh tree each time, too.
+- A model may keep what it computes from its weights (LeViT its attention biases). On one tree a later pass
+  would see the weights of an earlier one: edited, before a trainer's step, or without a graph. So its passes
+  with edits or gradients run on a fresh tree, and all passes where the weights may change between them.
 - A parameter that was written to without notice, and of which there is no copy, leaves a model that must not
   answer any more: it is refused until it is loaded again.
 """
@@ -68,6 +71,8 @@ class Pristine:
         written: Names of parameters and buffers that each pass gets copies of.
         is_stateful: Whether equal passes differ, though they write to no tensor.
         is_renewed: Whether each pass runs on a fresh tree, for one of the two reasons.
+        keeps_tensors: Whether its first pass makes tensors that later ones may use.
+        is_shared: Whether the caller's process may change the weights at any time.
         refusal: Why the model must not be used any more; empty if it may.
         tensors: The watched tensors.
         is_fixed: Whether nothing but an unforeseen write changes them between passes.
@@ -88,6 +93,7 @@ class Pristine:
         self.written = frozenset(written) | frozenset(_always_written(module))
         self.is_stateful = is_stateful
         self.is_renewed = bool(self.written) or is_stateful
+        self.keeps_tensors = False
         self.refusal = ""
         self._named = dict(_named(module))
         self._watched = _watched(self._named)
@@ -95,7 +101,7 @@ class Pristine:
         self._copies: dict[str, Tensor] = {}
         self._copied_at: dict[str, int] = {}
         self._copies_parameters = copies_parameters
-        self._is_shared = False
+        self.is_shared = False
         self._may_copy = self._chosen(_SMALL_BYTES)
         self.is_fixed = False
         self.is_foreseen = True
@@ -146,7 +152,7 @@ class Pristine:
 
         What has changed without being foreseen is then the caller's doing, unless it is put back by a copy.
         """
-        self._is_shared = True
+        self.is_shared = True
         if self.is_foreseen:
             self._may_copy = self._chosen(0)
 
@@ -183,7 +189,7 @@ class Pristine:
         for each, version, address in zip(self._watched, self.versions, self.addresses, strict=True):
             if each.name not in names:
                 continue
-            if self._is_shared and each.name not in self._copies:
+            if self.is_shared and each.name not in self._copies:
                 continue
             is_moved, is_written = each.tensor.data_ptr() != address, each.tensor._version != version
             if is_moved:

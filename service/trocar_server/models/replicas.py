@@ -143,6 +143,12 @@ def _to_meta(tensor: Tensor) -> Tensor:
     return empty
 
 
+def kept_tensors(module: nn.Module) -> set[int]:
+    """Return the identities of a tree's plain tensors, in attributes and in lists and dicts there."""
+    state = {id(tensor) for tensor in _state(module)}
+    return {id(tensor) for tensor in _tensors_of(module)} - state
+
+
 def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Yield every tensor of a tree: parameters, buffers, and plain ones in attributes."""
     for part in module.modules():

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trocar_api.reasons import ErrorReason
+from trocar_api.stored_names import is_stored_name
+from trocar_api.value_words import not_one_of
 from trocar_server.errors import ServiceError
 from trocar_server.models.source import is_source, parse_source
 
@@ -32,7 +34,6 @@ INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "ham
 _ONLY_KNOWN = {"extra": "forbid"}
 """Of pydantic, which reads specs from records: a field that this version does not know is an error."""
 
-_MODEL_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _FACTORY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
 _RANDOM = re.compile(r"random(?::([0-9]{1,18}))?")
 _STAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
@@ -107,10 +108,7 @@ class PreprocessingSpec:
         if (len(self.mean), len(self.std)) not in ((0, 0), (3, 3)) or 0 in self.std:
             raise _invalid("preprocessing.mean and .std take three numbers each, or none; no std may be 0")
         if self.interpolation not in INTERPOLATIONS:
-            raise _invalid(
-                f"preprocessing.interpolation cannot be '{self.interpolation}'; use "
-                f"{', '.join(INTERPOLATIONS)}"
-            )
+            raise _invalid(f"preprocessing.interpolation {not_one_of(self.interpolation, INTERPOLATIONS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,7 @@ class ModelSpec:
         """Check what can be checked without torch."""
         check_model_id(self.model_id)
         if self.dtype not in DTYPES:
-            raise _invalid(f"dtype cannot be '{self.dtype[:20]}'; use {', '.join(filter(None, DTYPES))}")
+            raise _invalid(f"dtype {not_one_of(self.dtype, filter(None, DTYPES))}")
         if self.is_custom and not self.source and not _FACTORY.fullmatch(self.architecture):
             raise _invalid(f"'{self.architecture}' is not a factory; write it as module:callable")
         if self.arguments and not self.is_custom:
@@ -238,7 +236,7 @@ def check_model_id(model_id: str) -> None:
     Raises:
         ServiceError: `MODEL_INVALID`.
     """
-    if not _MODEL_ID.fullmatch(model_id):
+    if not is_stored_name(model_id):
         raise _invalid(
             f"{model_id[:80]!r} is not a model id; use 1 to 63 of a-z, 0-9, '.', '_', '-', "
             "and start with a letter or digit. A file of weights is written NAME=FILE.safetensors"

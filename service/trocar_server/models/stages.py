@@ -51,8 +51,8 @@ def stages_of(architecture: str) -> Stages:
         return _vgg(name)
     if name.startswith("vit_"):
         return _vit(name)
-    found = (stages for prefix, stages in _FAMILIES.items() if name.startswith(prefix))
-    return dict(next(found, {}))
+    result = (stages for prefix, stages in _FAMILIES.items() if name.startswith(prefix))
+    return dict(next(result, {}))
 
 
 def _stages(modules: Iterable[str], head: str = "") -> Stages:
@@ -84,7 +84,8 @@ def _vit(name: str) -> Stages:
     count = _VIT_BLOCKS.get(name[:5], 0)
     ends = [count * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
     blocks = [f"encoder.layers.encoder_layer_{end}" for end in ends]
-    return _stages(["conv_proj", *blocks], "heads.head") if count else {}
+    layers = {f"layer[{index}]": f"encoder.layers.encoder_layer_{index}" for index in range(count)}
+    return {**_stages(["conv_proj", *blocks], "heads.head"), **layers} if count else {}
 
 
 def _segmentation(name: str) -> Stages:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
@@ -16,6 +17,7 @@ from trocar_server.errors import ServiceError, first_line, nearest
 from trocar_server.late_imports import is_imported, late_imports
 from trocar_server.models.blocks import block_stages
 from trocar_server.models.inputs import BATCH, InputSignature, InputSpec
+from trocar_server.models.replicas import make_meta_replica
 from trocar_server.models.source import invalid
 from trocar_server.models.spec import INTERPOLATIONS, PreprocessingSpec
 from trocar_server.models.weights.weights_file import read_weights, write_checksum
@@ -118,13 +120,25 @@ def timm_signature(module: Any) -> InputSignature:
     """Return the one input: an image batch, of a fixed size where the architecture asks for one."""
     (channels, height, width), embedding = _input_size(module), _embedding(module)
     is_free = not getattr(embedding, "strict_img_size", True) or getattr(embedding, "dynamic_img_pad", False)
-    is_fixed = bool(module.pretrained_cfg.get("fixed_input_size")) and not is_free
+    is_said = bool(module.pretrained_cfg.get("fixed_input_size")) and not is_free
+    is_fixed = is_said and not _takes_larger(module, (channels, height, width))
     shape = (BATCH, channels, height, width) if is_fixed else (BATCH, channels, "height", "width")
     return InputSignature((InputSpec("x", "float32", shape),), {"height": height, "width": width})
 
 
+def _takes_larger(module: nn.Module, size: tuple[int, int, int]) -> bool:
+    """Whether a model takes larger images than timm says, as XCiT, Twins and CrossViT do (timm 1.0)."""
+    channels, height, width = size
+    try:
+        with torch.no_grad():
+            make_meta_replica(module)(torch.empty(1, channels, 2 * height, 2 * width, device="meta"))
+    except Exception:  # noqa: BLE001 - a model may raise anything
+        return False
+    return True
+
+
 def _input_size(module: Any) -> tuple[int, int, int]:
-    """Channels, height and width as the module was built; its configuration has those of its weights."""
+    """Channels, height and width as the module was built; its configuration describes its weights."""
     channels, *size = module.pretrained_cfg["input_size"]
     height, width = getattr(_embedding(module), "img_size", None) or size
     return getattr(module, "in_chans", channels), height, width

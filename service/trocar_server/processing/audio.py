@@ -66,7 +66,7 @@ def _extractor(folder: str, _version: str) -> Any:
         from transformers import AutoFeatureExtractor
 
         load: Any = AutoFeatureExtractor.from_pretrained  # untyped (transformers 5.23)
-        found = load(folder, local_files_only=True, trust_remote_code=False)
+        result = load(folder, local_files_only=True, trust_remote_code=False)
     except ImportError:
         raise ServiceError(
             ErrorReason.NO_PREPROCESSING,
@@ -77,9 +77,9 @@ def _extractor(folder: str, _version: str) -> Any:
         raise ServiceError(
             ErrorReason.MODEL_INVALID, f"the model's feature extractor cannot be loaded: {problem}"
         ) from error
-    if not getattr(found, "sampling_rate", None):
+    if not getattr(result, "sampling_rate", None):
         raise ServiceError(ErrorReason.NO_PREPROCESSING, "the model's feature extractor takes no sound")
-    return found
+    return result
 
 
 def _padding(extractor: Any, sounds: Sequence[Samples]) -> dict[str, Any]:
@@ -114,16 +114,16 @@ def _most_samples(extractor: Any, rate: int) -> float | None:
     """
     if _takes_longer(extractor):
         return None
-    found = [getattr(extractor, name, None) for name in _WINDOWS]
-    found.append(rate * getattr(extractor, "default_audio_length", 0))  # CLVP
+    result = [getattr(extractor, name, None) for name in _WINDOWS]
+    result.append(rate * getattr(extractor, "default_audio_length", 0))  # CLVP
     options = inspect.signature(extractor.__call__).parameters
     if "truncation" in options and options["truncation"].default is True:  # Gemma 3n
-        found.append(getattr(options.get("max_length"), "default", None))
+        result.append(getattr(options.get("max_length"), "default", None))
     if type(extractor).__name__ == "ASTFeatureExtractor":  # it cuts frames
         # torchaudio's, where it is installed, have 25 ms each 10 ms; transformers' own have so many samples.
         length, step = (400, 160) if hasattr(extractor, "window") else (rate // 40, rate // 100)
-        found.append(length + extractor.max_length * step - 1)
-    return min((each for each in found if each and isinstance(each, (int, float))), default=None)
+        result.append(length + extractor.max_length * step - 1)
+    return min((each for each in result if each and isinstance(each, (int, float))), default=None)
 
 
 def _check_chance(extractor: Any, count: int) -> None:

@@ -88,6 +88,22 @@ def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Lim
     return _made(process, request, data, given.row_count, limits, most_bytes)
 
 
+def detokenize(
+    process: WorkerProcess, takes: Takes, lists: Sequence[Sequence[int]], limits: Limits
+) -> list[str]:
+    """Return the text of each list of token ids, from a worker process; blocks.
+
+    Raises:
+        ServiceError: As `tokenization.detokenize` does; `CANCELLED`, the process was killed.
+    """
+    request = {**_common(takes, 0), "decodes": True}
+    _, result = _asked(process, request, json.dumps(list(map(list, lists))).encode(), limits, 0)
+    texts = json.loads(result)
+    if len(texts) != len(lists):
+        raise _ended()
+    return [str(text) for text in texts]
+
+
 def extract_features(
     process: WorkerProcess,
     given: AudioInput,
@@ -131,8 +147,8 @@ def measure_image_texts(
         ServiceError: As `image_texts.process_image_texts` does.
     """
     request = _image_texts(given, takes, limits, most_bytes, measures=True)
-    answer, found = _asked(process, request, b"", limits, most_bytes)
-    return int(json.loads(found[-int(answer["described_bytes"]) :])["image_bytes"])
+    answer, result = _asked(process, request, b"", limits, most_bytes)
+    return int(json.loads(result[-int(answer["described_bytes"]) :])["image_bytes"])
 
 
 def process_image_texts(
@@ -196,7 +212,7 @@ def _made(
     *,
     is_batch: bool = True,
 ) -> Made:
-    answer, found = _asked(process, request, data, limits, most_bytes)
+    answer, result = _asked(process, request, data, limits, most_bytes)
     if not answer["parts"]:
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
@@ -204,7 +220,7 @@ def _made(
             "the arrays that it takes",
         )
     try:
-        return _read(answer, found, rows, is_batch=is_batch)
+        return _read(answer, result, rows, is_batch=is_batch)
     except (ValueError, KeyError, TypeError) as error:
         raise _ended() from error
 

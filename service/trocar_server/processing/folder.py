@@ -26,8 +26,12 @@ def sound_settings(folder: Path) -> dict[str, Any]:
     """
     for name in reversed(_FEATURE_EXTRACTORS):
         if (folder / name).is_file():
-            found = read_configuration(folder / name)
-            own = found.get("feature_extractor", found) if isinstance(found, dict) else None
+            configuration = read_configuration(folder / name)
+            own = (
+                configuration.get("feature_extractor", configuration)
+                if isinstance(configuration, dict)
+                else None
+            )
             if isinstance(own, dict) and "sampling_rate" in own:
                 return own
     return {}

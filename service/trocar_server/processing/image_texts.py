@@ -94,9 +94,9 @@ def _processor(folder: str, _version: str) -> Any:
         load: Any = AutoProcessor.from_pretrained  # untyped (transformers 5.23)
         load_images: Any = AutoImageProcessor.from_pretrained
         options = {"local_files_only": True, "trust_remote_code": False}
-        found = load(folder, **options)
+        result = load(folder, **options)
         # Pillow's, as for every other model; AutoProcessor cannot choose it: processors of videos have none.
-        found.image_processor = load_images(folder, backend="pil", **options)
+        result.image_processor = load_images(folder, backend="pil", **options)
     except ImportError as error:
         raise ServiceError(
             ErrorReason.NO_PREPROCESSING,
@@ -108,21 +108,21 @@ def _processor(folder: str, _version: str) -> Any:
         raise ServiceError(
             ErrorReason.MODEL_INVALID, f"the model's processor cannot be loaded: {problem}"
         ) from error
-    if getattr(found.image_processor, "is_vqa", False):
+    if getattr(result.image_processor, "is_vqa", False):
         raise ServiceError(
             ErrorReason.NO_PREPROCESSING,
             "the model's processor draws the text into the image (is_vqa), with a font that it would "
             "download; prepare the images and send flattened_patches",
         )
-    tokenizer = found.tokenizer
-    tokenizer.chat_template = getattr(found, "chat_template", None) or tokenizer.chat_template
+    tokenizer = result.tokenizer
+    tokenizer.chat_template = getattr(result, "chat_template", None) or tokenizer.chat_template
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return found
+    return result
 
 
 def _placed(processor: Any, texts: Sequence[str], image_count: int) -> list[int]:
-    """Return the number of images in each text: by its placeholders, or one where there are none.
+    """Return the number of images in each text: by its placeholders, or one without them.
 
     Raises:
         ServiceError: `INPUT_REJECTED`, they do not fit.
@@ -337,7 +337,7 @@ def _described(
     limit = token_limit(tokenizer, head)
     if len(ids) > limit:
         raise too_many_tokens(index, len(ids), limit, "send smaller images or a shorter text")
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "token_ids": ids,
         "tokens": tokenizer.convert_ids_to_tokens(ids),
         "starts": [],
@@ -348,15 +348,15 @@ def _described(
     }
     if heard.encodings:
         own = heard.encodings[index]
-        found["starts"] = [own.offsets[place][0] for place in kept]
-        found["ends"] = [own.offsets[place][1] for place in kept]
-        found["is_special"] = [bool(own.special_tokens_mask[place]) for place in kept]
-        found["words"] = [-1 if own.word_ids[place] is None else own.word_ids[place] for place in kept]
+        result["starts"] = [own.offsets[place][0] for place in kept]
+        result["ends"] = [own.offsets[place][1] for place in kept]
+        result["is_special"] = [bool(own.special_tokens_mask[place]) for place in kept]
+        result["words"] = [-1 if own.word_ids[place] is None else own.word_ids[place] for place in kept]
     if kind == "chat":
         contents = chat_contents(tokenizer, content, text, head)
         token = getattr(processor, "image_token", None)
-        found["contents"] = _moved(contents, text.split(token) if token else [text], token, expanded)
-    return found
+        result["contents"] = _moved(contents, text.split(token) if token else [text], token, expanded)
+    return result
 
 
 def _moved(
@@ -377,12 +377,12 @@ def _moved(
     for number, piece in enumerate(pieces[1:], 2):
         assert token is not None
         is_last = number == len(pieces)
-        found = len(expanded) - len(piece) if is_last else expanded.find(piece, after + 1)
-        if found < after or not expanded.startswith(piece, found):
+        result = len(expanded) - len(piece) if is_last else expanded.find(piece, after + 1)
+        if result < after or not expanded.startswith(piece, result):
             return None
         before += len(token)
-        shifts.append((before, found - before))
-        before, after = before + len(piece), found + len(piece)
+        shifts.append((before, result - before))
+        before, after = before + len(piece), result + len(piece)
     moved = []
     for role, start, stop in contents:
         by = next(shift for begin, shift in reversed(shifts) if start >= begin)

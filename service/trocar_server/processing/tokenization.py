@@ -68,6 +68,20 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     return {"arrays": arrays, "samples": samples, "padded_length": padded_length, "pads_left": pads_left}
 
 
+def detokenize(head: dict[str, Any], lists: Sequence[Sequence[int]]) -> list[str]:
+    """Return the text of each list of token ids, special tokens included.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, the tokenizer cannot be loaded, or decode.
+    """
+    tokenizer = _tokenizer(head["folder"], head["version"])
+    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    try:
+        return [str(tokenizer.decode(ids, **options)) if ids else "" for ids in lists]
+    except Exception as error:
+        raise _no_tokenizer(first_line(error)) from error
+
+
 @lru_cache(maxsize=MOST_CACHED)
 def _tokenizer(folder: str, version: str) -> Any:
     try:
@@ -107,8 +121,8 @@ def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
     Raises:
         ServiceError: `INPUT_REJECTED`, more were asked for than the model takes.
     """
-    found = [count for count in (tokenizer.model_max_length, head["model_tokens"]) if count]
-    most = int(min([*found, _UNLIMITED]))
+    result = [count for count in (tokenizer.model_max_length, head["model_tokens"]) if count]
+    most = int(min([*result, _UNLIMITED]))
     wanted = head["max_tokens"]
     if wanted is not None and wanted > most:
         raise ServiceError(
@@ -143,7 +157,7 @@ def _encoded(
 ) -> dict[str, Any]:
     """Return the tokens of one sample, unpadded, with at most `limit` of them."""
     if kind == "ids":
-        found = _of_ids(tokenizer, index, content)
+        result = _of_ids(tokenizer, index, content)
     else:
         rendered = render(tokenizer, index, content, head) if kind == "chat" else ""
         texts = content if kind == "pair" else [rendered] if kind == "chat" else [content]
@@ -161,24 +175,24 @@ def _encoded(
             )
         except Exception as error:
             raise _rejected(index, f"cannot be tokenized: {first_line(error)}") from error
-        found = {**encoding, "rendered": rendered}
+        result = {**encoding, "rendered": rendered}
         if tokenizer.is_fast:
-            found["words"] = [-1 if word is None else word for word in encoding.word_ids(0)]
+            result["words"] = [-1 if word is None else word for word in encoding.word_ids(0)]
         if kind == "pair" and tokenizer.is_fast:
-            found["texts"] = [-1 if text is None else text for text in encoding.sequence_ids(0)]
+            result["texts"] = [-1 if text is None else text for text in encoding.sequence_ids(0)]
         if kind == "words" and tokenizer.is_fast:
-            found["offset_mapping"] = _joined(found["offset_mapping"], found["words"], content)
+            result["offset_mapping"] = _joined(result["offset_mapping"], result["words"], content)
         if kind == "chat":
-            found["contents"] = chat_contents(tokenizer, content, rendered, head)
-    count = len(found["input_ids"])
+            result["contents"] = chat_contents(tokenizer, content, rendered, head)
+    count = len(result["input_ids"])
     if count == 0:
         raise _rejected(index, "has no token")
     if count > limit and kind == "ids" and head["truncate"]:
-        return {name: value[:limit] for name, value in found.items()}
+        return {name: value[:limit] for name, value in result.items()}
     if count > limit:
         advice = "shorten it, or have it cut: in Python `trocar.texts(..., truncate=True)`"
         raise too_many_tokens(index, count, limit, advice)
-    return found
+    return result
 
 
 def _joined(offsets: Sequence[Sequence[int]], places: Sequence[int], words: Sequence[str]) -> list[Any]:
@@ -197,10 +211,10 @@ def _of_ids(tokenizer: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
             index, f"has the token id {unknown[0]}, the vocabulary ends with {len(tokenizer) - 1}"
         )
     special = set(tokenizer.all_special_ids)
-    found: dict[str, Any] = {"input_ids": list(ids), "attention_mask": [1] * len(ids)}
+    result: dict[str, Any] = {"input_ids": list(ids), "attention_mask": [1] * len(ids)}
     if "token_type_ids" in tokenizer.model_input_names:
-        found["token_type_ids"] = [0] * len(ids)
-    return {**found, "special_tokens_mask": [int(each in special) for each in ids], "rendered": ""}
+        result["token_type_ids"] = [0] * len(ids)
+    return {**result, "special_tokens_mask": [int(each in special) for each in ids], "rendered": ""}
 
 
 def render(tokenizer: Any, index: int, messages: Sequence[Message], head: dict[str, Any]) -> str:
@@ -256,7 +270,7 @@ def chat_contents(
         marked = _by_template(tokenizer, _with_marks(messages, iter(marks)), head)
     except Exception:  # noqa: BLE001 - a template may refuse any content, with any error
         return None
-    found: list[tuple[str, int, int]] = []
+    result: list[tuple[str, int, int]] = []
     end = 0
     for (role, content), mark in zip(given, marks, strict=True):
         literal, is_marked, marked = marked.partition(mark)
@@ -267,8 +281,8 @@ def chat_contents(
         if not is_marked or not rendered.startswith(literal, end) or written is None:
             return None
         end = start + len(written)
-        found.append((role, start, end))
-    return found if rendered[end:] == marked else None
+        result.append((role, start, end))
+    return result if rendered[end:] == marked else None
 
 
 def _texts(content: Content) -> list[str]:

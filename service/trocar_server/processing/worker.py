@@ -8,6 +8,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from trocar_server.decoding.worker import serve
@@ -18,6 +20,7 @@ _OWN_BYTES = {"text": 2 << 30, "audio": 2 << 30, "image_text": 2 << 30}
 32 tokenizers of 256,000 tokens take 1.9 GB; the libraries of torch, which processors of sound and images use,
 0.95 GB, and without torch a process starts with 0.08 GB (transformers 5.23).
 """
+_CLASSES = {"text": "AutoTokenizer", "audio": "AutoFeatureExtractor", "image_text": "AutoProcessor"}
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -35,12 +38,23 @@ def main() -> None:
         # instead of 570 (transformers 5.23).
         sys.modules["torch"] = None  # type: ignore[assignment]  # so that importing it fails
     answers = {"text": _tokens, "audio": _features, "image_text": _image_texts}
-    serve(answers[kind], _OWN_BYTES[kind])
+    serve(answers[kind], _OWN_BYTES[kind], partial(_import, kind))
+
+
+def _import(kind: str) -> None:
+    """Import what takes seconds, before a request's time begins."""
+    with suppress(Exception):  # a request then says what is missing
+        import transformers
+
+        getattr(transformers, _CLASSES[kind])
 
 
 def _tokens(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Sequence[Any]]:
-    from trocar_server.processing.tokenization import tokenize
+    from trocar_server.processing.tokenization import detokenize, tokenize
 
+    if head.get("decodes"):
+        described = json.dumps(detokenize(head, json.loads(data))).encode()
+        return {"parts": [], "described_bytes": len(described)}, [described]
     return _packed(tokenize(head, json.loads(data)))
 
 

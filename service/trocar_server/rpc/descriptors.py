@@ -1,12 +1,14 @@
-"""Service descriptors: those of Trocar's own protocol, and of the Open Inference Protocol."""
+"""Service descriptors: of Trocar's own protocol, and of the Open Inference Protocol."""
 
 from typing import Any
 
 from trocar_api.v1 import (
     dataset_pb2,
+    direction_pb2,
     edit_store_pb2,
     extraction_pb2,
     fit_pb2,
+    generation_pb2,
     model_pb2,
     prepared_pb2,
     server_pb2,
@@ -18,9 +20,11 @@ from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE
 
 _FILES = (
     dataset_pb2,
+    direction_pb2,
     edit_store_pb2,
     extraction_pb2,
     fit_pb2,
+    generation_pb2,
     model_pb2,
     prepared_pb2,
     server_pb2,

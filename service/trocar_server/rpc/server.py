@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from trocar_api.gateways import REPLICA_SERVICE
 from trocar_api.reasons import ErrorReason
+from trocar_server.directions import DirectionStore
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
@@ -20,8 +21,10 @@ from trocar_server.rpc.call.drain import DrainSwitch
 from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.rpc.call.interceptor import CallInterceptor
 from trocar_server.rpc.call.running_calls import RunningCalls
-from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.codec.stored.named_directions import NamedDirections
+from trocar_server.rpc.codec.stored.stored_lists import StoredLists
 from trocar_server.rpc.descriptors import OWN, service_names
+from trocar_server.rpc.listen.binding import why_not_bound
 from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_port import LIVE, start_health_port
 from trocar_server.rpc.listen.health_service import HealthService
@@ -31,9 +34,12 @@ from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE
 from trocar_server.rpc.oip.reflection import pool_of
 from trocar_server.rpc.oip.service import OpenInferenceService
 from trocar_server.rpc.services.dataset_service import DatasetService
+from trocar_server.rpc.services.direction_fitting import DirectionFits
+from trocar_server.rpc.services.direction_service import DirectionService
 from trocar_server.rpc.services.edit_store_service import EditStoreService
 from trocar_server.rpc.services.extraction_service import ExtractionService
 from trocar_server.rpc.services.fit_service import FitService
+from trocar_server.rpc.services.generation_service import GenerationService
 from trocar_server.rpc.services.model_service import ModelService
 from trocar_server.rpc.services.operator import Operator
 from trocar_server.rpc.services.prepared_call_service import PreparedCallService
@@ -56,6 +62,8 @@ class Parts:
 
     engine: Engine
     edit_store: EditStore
+    direction_store: DirectionStore
+    data_dir: Path
     datasets: DatasetLibrary
     trainers: Trainers
     fits: Fits
@@ -71,7 +79,7 @@ class RpcServer:
         address: Where clients connect, `host:port` or `unix:/path`.
         port: The TCP port that it listens on; 0 for a Unix socket.
         running: The calls that are under way.
-        health_port: The TCP port for health checks alone; 0 where there is none.
+        health_port: The TCP port for health checks alone; 0 for none.
         plain_address: Where it listens in plain text as well; empty where it does not.
         replica_id: Of a cluster, which has a service of health checks of its own; empty elsewhere.
     """
@@ -151,7 +159,8 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     options = server_options(engine.limits, max_message_bytes)
     server = grpc.aio.server(interceptors=[interceptor], options=options)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
-    lists = StoredLists(engine, parts.edit_store)
+    named = NamedDirections(engine, parts.direction_store)
+    lists = StoredLists(engine, parts.edit_store, named)
     extraction = ExtractionService(engine, lists, lender, parts.trainers)
     sharing, health_service = SharedMemoryService(lender), HealthService()
     prepared = PreparedCallService(extraction, interceptor, lender)
@@ -188,11 +197,14 @@ def _register_all(
 ) -> None:
     """Register the services, those that were made before and the others, each with its descriptor."""
     engine = parts.engine
+    fits = DirectionFits(engine, parts.direction_store, parts.datasets, parts.data_dir / "direction-fits")
     servicers = {
         **made,
-        "StreamService": StreamService(engine, lists, parts.trainers),
+        "StreamService": StreamService(engine, lists, fits, parts.trainers, parts.datasets),
+        "GenerationService": GenerationService(engine, lists, parts.trainers),
         "ModelService": ModelService(engine),
         "ServerService": ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes),
+        "DirectionService": DirectionService(engine, parts.direction_store, lists.directions),
         "EditStoreService": EditStoreService(engine, parts.edit_store),
         "TrainerService": TrainerService(parts.trainers),
         "FitService": FitService(parts.fits, engine.limits.stall_timeout_s),
@@ -219,8 +231,6 @@ def _listen(
             else:
                 bound = server.add_secure_port(address, credentials)
     except (RuntimeError, OSError):
-        hint = (
-            "is another server running there?" if path is None else "does its folder exist, and is it yours?"
-        )
+        hint = why_not_bound(host, port) if path is None else "does its folder exist, and is it yours?"
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; {hint}") from None
     return (host_port(host, bound), bound) if path is None else (address, 0)

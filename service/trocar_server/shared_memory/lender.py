@@ -138,8 +138,8 @@ class Lender:
         segment.release()
 
     def _check_room(self, byte_count: int) -> None:
-        found = os.statvfs(self._folder)
-        if byte_count > found.f_bavail * found.f_frsize // _SHARE_OF_FREE:
+        result = os.statvfs(self._folder)
+        if byte_count > result.f_bavail * result.f_frsize // _SHARE_OF_FREE:
             raise _no_room(byte_count)
 
     def _reserve(self, principal: str, byte_count: int) -> None:

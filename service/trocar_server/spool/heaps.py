@@ -139,9 +139,9 @@ class TcmallocHeap:
 
     def kept_bytes(self, resident: int) -> int:
         """Count the bytes that are free and resident, whatever else is."""
-        found = ctypes.c_size_t()
-        self._property(b"tcmalloc.pageheap_free_bytes", ctypes.byref(found))
-        return found.value
+        outcome = ctypes.c_size_t()
+        self._property(b"tcmalloc.pageheap_free_bytes", ctypes.byref(outcome))
+        return outcome.value
 
     def trim(self) -> None:
         """Return all free pages to the system."""

@@ -112,13 +112,13 @@ _OF_CLASSES: dict[type[nn.Module], Parameters] = {}
 def parameters_of(module: nn.Module) -> Parameters:
     """Return the parameters of a module's `forward`; cached for each class."""
     own = type(module)
-    found = _OF_CLASSES.get(own)
-    if found is not None and "forward" not in vars(module):
-        return found
-    found = _of(forward_signature.parameters_of(module))
+    result = _OF_CLASSES.get(own)
+    if result is not None and "forward" not in vars(module):
+        return result
+    result = _of(forward_signature.parameters_of(module))
     if "forward" not in vars(module):
-        _OF_CLASSES[own] = found
-    return found
+        _OF_CLASSES[own] = result
+    return result
 
 
 def named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from trocar_server.telemetry.call_observer import (
     note_hit,
     note_model,
     note_pass,
+    pass_facts,
     phase,
 )
 from trocar_server.telemetry.telemetry import Telemetry, open_telemetry
@@ -40,6 +41,7 @@ __all__ = [
     "note_model",
     "note_pass",
     "open_telemetry",
+    "pass_facts",
     "phase",
     "trace_id_of",
 ]

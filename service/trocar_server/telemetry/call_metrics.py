@@ -78,8 +78,8 @@ class CallMetrics:
             self._bytes_out.add((model,), call.bytes_out)
 
     def _key(self, call: CallRecord) -> Key:
-        found = self._methods.get((call.method, call.kind))
-        if found is None:
+        result = self._methods.get((call.method, call.kind))
+        if result is None:
             _, service, method = call.method.split("/")
-            found = self._methods[call.method, call.kind] = (call.kind, service, method)
-        return found
+            result = self._methods[call.method, call.kind] = (call.kind, service, method)
+        return result

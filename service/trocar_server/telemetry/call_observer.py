@@ -5,7 +5,7 @@ The interceptor opens a record for each call; code that works for the call adds 
     with phase("check"):
         await engine.checks.check(plan)
     note_model(plan.model_id)
-    note_pass(plan, extraction)
+    note_pass(pass_facts(plan, extraction))
 
 At its end the record is written to the access log: one line with short fields, whatever the request.
 """
@@ -57,6 +57,8 @@ class PassFacts:
         engine: The backend that ran it.
         numerics: How close to eager PyTorch.
         is_cached: Whether nothing was computed.
+        token_count: The tokens that it generated.
+        token_s: Seconds since the token before of its text; None for the first, and without tokens.
     """
 
     model_id: str
@@ -67,6 +69,8 @@ class PassFacts:
     engine: str = "eager"
     numerics: str = "exact"
     is_cached: bool = False
+    token_count: int = 0
+    token_s: float | None = None
 
 
 class CallObserver(Protocol):
@@ -161,6 +165,7 @@ class CallRecord:
     messages_out: int = 0
     pass_count: int = 0
     row_count: int = 0
+    token_count: int = 0
     queue_s: float = 0.0
     compute_s: float = 0.0
     trace_id: str = ""
@@ -213,14 +218,18 @@ def note_model(model_id: str) -> None:
         call.model_id = model_id[:_MAX_MODEL_CHARACTERS]
 
 
-def note_pass(plan: Plan, extraction: Extraction) -> None:
-    """Report a finished pass of the current call to its observer; no effect outside of calls."""
+def note_pass(facts: PassFacts) -> None:
+    """Report a finished pass of the current call to its observer; no effect outside of calls.
+
+    Args:
+        facts: Of the pass; see `pass_facts`.
+    """
     call = _current.get()
     if call is None:
         return
-    facts = pass_facts(plan, extraction)
     call.pass_count += 1
     call.row_count += facts.row_count
+    call.token_count += facts.token_count
     call.queue_s += facts.queue_s
     call.compute_s += facts.compute_s
     if call.phases is not None:
@@ -347,7 +356,7 @@ def call_line(record: CallRecord) -> dict[str, Any]:
     Bytes are those of the messages. Fields that do not apply are omitted: `model`, `reason`, `trace_id`, and
     those of passes.
     """
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "method": plain(record.called[:_MAX_METHOD_CHARACTERS]) if record.called else record.method,
         "request_id": record.request_id,
         "principal": plain(record.principal),
@@ -357,16 +366,18 @@ def call_line(record: CallRecord) -> dict[str, Any]:
         "bytes_out": record.bytes_out,
     }
     if record.model_id:
-        found["model"] = plain(record.model_id)
+        result["model"] = plain(record.model_id)
     if record.reason:
-        found["reason"] = str(record.reason)
+        result["reason"] = str(record.reason)
     if record.pass_count:
-        found["rows"] = record.row_count
-        found["queue_ms"] = round(record.queue_s * 1000, 2)
-        found["compute_ms"] = round(record.compute_s * 1000, 2)
+        result["rows"] = record.row_count
+        if record.token_count:
+            result["tokens"] = record.token_count
+        result["queue_ms"] = round(record.queue_s * 1000, 2)
+        result["compute_ms"] = round(record.compute_s * 1000, 2)
     if record.trace_id:
-        found["trace_id"] = record.trace_id
-    return found
+        result["trace_id"] = record.trace_id
+    return result
 
 
 @lru_cache(maxsize=1024)

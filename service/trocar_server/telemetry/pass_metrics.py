@@ -33,6 +33,13 @@ class PassMetrics:
         self._compute = Histograms(
             "trocar_compute_seconds", "Time to compute a pass, in seconds.", _MODEL, SECONDS
         )
+        self._tokens = Counts("trocar_generated_tokens", "Generated tokens.", _MODEL)
+        self._token = Histograms(
+            "trocar_token_seconds",
+            "Time from one generated token of a text to the next, in seconds.",
+            _MODEL,
+            SECONDS,
+        )
         self._depth = Histograms(
             "trocar_stop_depth",
             "Module calls before the pass was stopped, as a fraction of those of a full pass.",
@@ -43,7 +50,10 @@ class PassMetrics:
     def collector(self) -> SeriesCollector:
         """Collector of these metrics."""
         return SeriesCollector(
-            (self._passes, self._rows, self._cached, self._queue, self._compute, self._depth)
+            (
+                *(self._passes, self._rows, self._cached, self._queue, self._compute, self._depth),
+                *(self._tokens, self._token),
+            )
         )
 
     def started(self, call: CallRecord) -> None:
@@ -58,6 +68,10 @@ class PassMetrics:
         self._passes.add((model, facts.engine, facts.numerics))
         self._rows.add(key, facts.row_count)
         self._cached.add(key, facts.is_cached)
+        if facts.token_count:
+            self._tokens.add(key, facts.token_count)
+        if facts.token_s is not None:
+            self._token.observe(key, facts.token_s)
         if facts.is_cached:
             return
         self._queue.observe(key, facts.queue_s)

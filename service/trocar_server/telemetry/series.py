@@ -67,19 +67,19 @@ class Histograms:
 
     def observe(self, key: Key, value: float) -> None:
         """Record a value."""
-        found = self._values.get(key)
-        if found is None:
-            found = self._values[key] = _Buckets([0] * (len(self.bounds) + 1))
-        found.counts[bisect_left(self.bounds, value)] += 1
-        found.sum += value
+        result = self._values.get(key)
+        if result is None:
+            result = self._values[key] = _Buckets([0] * (len(self.bounds) + 1))
+        result.counts[bisect_left(self.bounds, value)] += 1
+        result.sum += value
 
     def family(self) -> Metric:
         """Convert to a Prometheus metric family: cumulative counts up to each bound."""
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         bounds = [*map(str, map(float, self.bounds)), "+Inf"]
-        for key, found in list(self._values.items()):
-            counts = accumulate(list(found.counts))
-            family.add_metric(key, list(zip(bounds, counts, strict=True)), found.sum)
+        for key, result in list(self._values.items()):
+            counts = accumulate(list(result.counts))
+            family.add_metric(key, list(zip(bounds, counts, strict=True)), result.sum)
         return family
 
 

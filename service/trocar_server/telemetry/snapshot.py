@@ -35,6 +35,8 @@ class Snapshot:
         recorded: Recorded passes by label value of the model.
         held: Seconds for which the work that runs now has held the device, by label value of the model.
         over_limit: Label values of models whose work is over `max_pass_s`.
+        cache_count: Texts that have keys and values in memory.
+        cache_bytes: Bytes that these take when the most tokens have been generated.
     """
 
     models: Mapping[str, int]
@@ -43,6 +45,8 @@ class Snapshot:
     recorded: Mapping[str, int]
     held: Mapping[str, float]
     over_limit: Mapping[str, int]
+    cache_count: int
+    cache_bytes: int
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class ServerState:
             Counter(trainer.state for trainer in self.trainers.all()),
             self._recorded(),
             *self._held(),
+            self.engine.caches.count,
+            self.engine.caches.byte_count,
         )
 
     def _held(self) -> tuple[dict[str, float], dict[str, int]]:
@@ -93,23 +99,23 @@ class ServerState:
         return {label: device.held_s}, {label: int(device.is_over_limit)}
 
     def _recorded(self) -> dict[str, int]:
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
         for model_id, deployment in self.engine.deployments.items():
-            found[self.labels.of(model_id) or TRAINER] += deployment.recorded_count
-        return dict(found)
+            result[self.labels.of(model_id) or TRAINER] += deployment.recorded_count
+        return dict(result)
 
     def _replicas(self) -> dict[str, Replicas]:
-        found: dict[str, Replicas] = {}
+        result: dict[str, Replicas] = {}
         for model_id in self.engine.deployments:
             queue = queue_of(self.engine, model_id)
             label = self.labels.of(model_id) or TRAINER
-            old = found.get(label, Replicas())
-            found[label] = Replicas(
+            old = result.get(label, Replicas())
+            result[label] = Replicas(
                 old.count + queue.replica_count,
                 old.leased + queue.leased_count,
                 old.waiting + queue.waiting_count,
             )
-        return found
+        return result
 
     def _ask_device(self) -> None:
         """Let the owner thread of torch read the device's memory for the next scrape."""

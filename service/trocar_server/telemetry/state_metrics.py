@@ -56,6 +56,10 @@ class StateMetrics:
         yield _gauge("trocar_device_held_seconds", held, "model", now.held)
         over = "1 for a model whose work has held the device for longer than max_pass_s."
         yield _gauge("trocar_device_over_limit", over, "model", now.over_limit)
+        kept = "Texts that are generated now, each with keys and values in memory."
+        yield GaugeMetricFamily("trocar_kept_caches", kept, value=now.cache_count)
+        kept = "Bytes that their keys and values take when the most tokens have been generated."
+        yield GaugeMetricFamily("trocar_kept_cache_bytes", kept, value=now.cache_bytes)
         recorded = CounterMetricFamily(
             "trocar_recorded_passes",
             "Passes recorded for input sizes that could not be predicted.",
@@ -108,7 +112,7 @@ def _gauge(
     name: str, what: str, label: str, values: Mapping[str, float], always: Iterable[str] = ()
 ) -> Metric:
     family = GaugeMetricFamily(name, what, labels=(label,))
-    found = dict.fromkeys(always, 0) | dict(values)
-    for key, value in found.items():
+    result = dict.fromkeys(always, 0) | dict(values)
+    for key, value in result.items():
         family.add_metric((key,), value)
     return family

@@ -38,9 +38,9 @@ _SERVER_FAULTS = frozenset(
 
 
 def trace_id_of(traceparent: str) -> str:
-    """Return the trace id in a W3C `traceparent`; empty where there is none or it is not well formed."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    return found[1] if found else ""
+    """Return the trace id in a W3C `traceparent`; empty if it is missing or it is not well formed."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match[1] if match else ""
 
 
 def wanted_endpoint(setting: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -124,7 +124,7 @@ class CallTracer:
 
 def _attributes(call: CallRecord) -> dict[str, Any]:
     _, service, method = call.method.split("/")
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "rpc.system": "grpc",
         "rpc.service": service,
         "rpc.method": method,
@@ -135,12 +135,12 @@ def _attributes(call: CallRecord) -> dict[str, Any]:
         "trocar.bytes_out": call.bytes_out,
     }
     if call.model_id:
-        found["trocar.model"] = call.model_id
+        attributes["trocar.model"] = call.model_id
     if call.reason:
-        found["trocar.reason"] = call.reason
+        attributes["trocar.reason"] = call.reason
     if call.pass_count:
-        found |= {"trocar.passes": call.pass_count, "trocar.rows": call.row_count}
-    return found
+        attributes |= {"trocar.passes": call.pass_count, "trocar.rows": call.row_count}
+    return attributes
 
 
 def open_tracer(endpoint: str, processor: "SpanProcessor | None" = None) -> CallTracer:

@@ -5,8 +5,8 @@
 # Note: [The dimension of classes]
 These functions take classes in dimension 1, as torch's `cross_entropy`: (batch, classes), or (batch, classes,
 height, width) for one label per pixel; a trainer moves them there from where the value's layout says.
-Per-class lists (`weight`, `pos_weight`) apply along it. Losses of tokens take classes last, and so does a
-trainer's `kl_div` on a model of texts; see Note: [Divergence of tokens].
+Per-class lists (`class_weights`, torch's `weight`, and `pos_weight`) apply along it. Losses of tokens take
+classes last, and so does a trainer's `kl_div` on a model of texts; see Note: [Divergence of tokens].
 """
 
 from collections.abc import Callable
@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+CLASS_WEIGHTS = "class_weights"
+"""The option of a factor for each class; `weight` is the factor of a whole term."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class NamedLoss:
     """Whether classes are the last dimension: (batch, tokens, classes)."""
     layout_options: tuple[str, ...] = ()
     """Names of further options of a trainer: how labels are laid out, which the function does not take."""
+    further_targets: tuple[str, ...] = ()
+    """Names of further targets of a trainer's batch, numbers for each label or sample: keywords of `compute`.
+    The first has to be there."""
 
 
 def number_dtype(value: Tensor) -> torch.dtype:
@@ -68,15 +74,20 @@ def kl_div_of_logits(
     return F.kl_div(logs, target, reduction=reduction, log_target=log_target) * temperature**2
 
 
-def _cross_entropy(value: Tensor, target: Tensor, weight: Any = None, **options: Any) -> Tensor:
-    weights = None if weight is None else _numbers(weight, value)
+def _cross_entropy(value: Tensor, target: Tensor, class_weights: Any = None, **options: Any) -> Tensor:
+    weights = None if class_weights is None else _numbers(class_weights, value)
     return F.cross_entropy(value, target, weights, **options)
 
 
+def _nll(value: Tensor, target: Tensor, class_weights: Any = None, **options: Any) -> Tensor:
+    weights = None if class_weights is None else _numbers(class_weights, value)
+    return F.nll_loss(value, target, weights, **options)
+
+
 def _bce_with_logits(
-    value: Tensor, target: Tensor, weight: Any = None, pos_weight: Any = None, **options: Any
+    value: Tensor, target: Tensor, class_weights: Any = None, pos_weight: Any = None, **options: Any
 ) -> Tensor:
-    given = {"weight": weight, "pos_weight": pos_weight}
+    given = {"weight": class_weights, "pos_weight": pos_weight}
     along: dict[str, Any] = {
         name: _along_classes(_numbers(numbers, value), value)
         for name, numbers in given.items()
@@ -95,12 +106,12 @@ def _along_classes(numbers: Tensor, value: Tensor) -> Tensor:
     return numbers.reshape(-1, *[1] * (value.ndim - 2)) if numbers.numel() > 1 else numbers
 
 
-def token_cross_entropy(value: Tensor, target: Tensor, weight: Any = None, **options: Any) -> Tensor:
+def token_cross_entropy(value: Tensor, target: Tensor, class_weights: Any = None, **options: Any) -> Tensor:
     """Return the cross-entropy of (batch, tokens, classes) with labels (batch, tokens).
 
     Labels of `ignore_index` (-100) do not count. As `ForTokenClassification` of transformers (5.23).
     """
-    return _cross_entropy(value.reshape(-1, value.shape[-1]), target.reshape(-1), weight, **options)
+    return _cross_entropy(value.reshape(-1, value.shape[-1]), target.reshape(-1), class_weights, **options)
 
 
 def causal_lm(value: Tensor, target: Tensor, ignore_index: int = -100, **options: Any) -> Tensor:
@@ -118,6 +129,43 @@ def causal_lm(value: Tensor, target: Tensor, ignore_index: int = -100, **options
     following = F.pad(target, (0, 1), value=ignore_index)[..., 1:].reshape(-1)
     logits = value.float().reshape(-1, value.shape[-1])
     return F.cross_entropy(logits, following, ignore_index=ignore_index, **options)
+
+
+def policy_gradient(
+    value: Tensor,
+    target: Tensor,
+    advantages: Tensor,
+    logprobs: Tensor | None = None,
+    clip: float | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the loss whose gradient is that of the policy: likelier tokens where the advantage is positive.
+
+    Args:
+        value: Logits (batch, tokens, vocabulary).
+        target: Token ids (batch, tokens), not shifted; `ignore_index` for those that were not drawn.
+        advantages: Of each token (batch, tokens), at its own place, or of each sample (batch,).
+        logprobs: Logarithms of the tokens' probabilities when they were drawn, at their own places
+            (batch, tokens). With these the loss is minus ratio times advantage, the ratio that of the
+            probabilities now and then (importance sampling); without, minus the logarithm times advantage.
+        clip: How far a ratio may move from 1, as in PPO (arXiv:1707.06347, equation 7); anywhere when None.
+        ignore_index: See there.
+        reduction: "mean" over the tokens that count, or "sum".
+    """
+    following, is_counted = target[..., 1:], target[..., 1:] != ignore_index
+    logits = value[..., :-1, :].float().log_softmax(-1)
+    logs = logits.gather(-1, following.where(is_counted, following.new_zeros(())).unsqueeze(-1)).squeeze(-1)
+    gains = (advantages.unsqueeze(-1) if advantages.ndim == 1 else advantages[..., 1:]).float()
+    if logprobs is None:
+        losses = -logs * gains
+    else:
+        ratio = (logs - logprobs[..., 1:].float()).where(is_counted, logs.new_zeros(())).exp()
+        losses = -ratio * gains
+        if clip is not None:
+            losses = torch.maximum(losses, -ratio.clamp(1.0 - clip, 1.0 + clip) * gains)
+    total = losses.where(is_counted, losses.new_zeros(())).sum()
+    return total if reduction == "sum" else total / is_counted.sum().clamp(min=1)
 
 
 def contrastive(value: Tensor, scale: float = 20.0, is_symmetric: bool = False) -> Tensor:
@@ -151,18 +199,18 @@ def contrastive_logits(value: Tensor, is_symmetric: bool = True) -> Tensor:
 
 LOSSES: dict[str, NamedLoss] = {
     "cross_entropy": NamedLoss(
-        _cross_entropy, ("weight", "ignore_index", "reduction", "label_smoothing"), takes_indices=True
+        _cross_entropy, (CLASS_WEIGHTS, "ignore_index", "reduction", "label_smoothing"), takes_indices=True
     ),
-    "nll": NamedLoss(F.nll_loss, takes_indices=True),
-    "bce_with_logits": NamedLoss(_bce_with_logits, ("weight", "pos_weight", "reduction")),
+    "nll": NamedLoss(_nll, (CLASS_WEIGHTS, "reduction"), takes_indices=True),
+    "bce_with_logits": NamedLoss(_bce_with_logits, (CLASS_WEIGHTS, "pos_weight", "reduction")),
     "mse": NamedLoss(F.mse_loss, takes_teacher=True),
     "l1": NamedLoss(F.l1_loss, takes_teacher=True),
     "smooth_l1": NamedLoss(F.smooth_l1_loss),
     "huber": NamedLoss(F.huber_loss, ("reduction", "delta"), takes_teacher=True),
-    "kl_div": NamedLoss(F.kl_div, ("reduction", "temperature", "log_target"), takes_teacher=True),
+    "kl_div": NamedLoss(kl_div_of_logits, ("reduction", "temperature", "log_target"), takes_teacher=True),
     "token_cross_entropy": NamedLoss(
         token_cross_entropy,
-        ("weight", "ignore_index", "reduction", "label_smoothing"),
+        (CLASS_WEIGHTS, "ignore_index", "reduction", "label_smoothing"),
         takes_indices=True,
         of_tokens=True,
         layout_options=("label_all_tokens", "b_to_i"),
@@ -170,10 +218,16 @@ LOSSES: dict[str, NamedLoss] = {
     "causal_lm": NamedLoss(
         causal_lm, ("ignore_index", "reduction", "label_smoothing"), takes_indices=True, of_tokens=True
     ),
+    "policy_gradient": NamedLoss(
+        policy_gradient,
+        ("ignore_index", "reduction", "clip"),
+        takes_indices=True,
+        of_tokens=True,
+        further_targets=("advantages", "logprobs"),
+    ),
     "contrastive": NamedLoss(contrastive, ("scale", "is_symmetric"), has_target=False),
     "contrastive_logits": NamedLoss(contrastive_logits, ("is_symmetric",), has_target=False),
     "l1_norm": NamedLoss(lambda value: value.abs().mean(), (), has_target=False),
     "l2_norm": NamedLoss(lambda value: value.square().mean(), (), has_target=False),
 }
-"""An objective takes those of its `LossKind`; its `kl_div` compares log-probabilities. A trainer takes those
-of its spec; its `kl_div` compares logits (`kl_div_of_logits`)."""
+"""An objective takes those of its `LossKind`, a trainer those of its spec."""

@@ -174,8 +174,8 @@ class DurableSteps:
             ServiceError: `STORAGE_UNAVAILABLE`.
         """
         journal = (await asyncio.to_thread(self.storage.get)).journal
-        found = journal.entries(self.trainer_id, self.checkpoint, first_number)
-        while several := await asyncio.to_thread(_several, found):
+        result = journal.entries(self.trainer_id, self.checkpoint, first_number)
+        while several := await asyncio.to_thread(_several, result):
             self.byte_count += sum(entry.byte_count for entry in several)
             yield several
 
@@ -192,12 +192,12 @@ def is_lasting(error: ServiceError) -> bool:
 
 def _several(entries: Iterator[JournalEntry]) -> list[JournalEntry]:
     """Return the next entries, at least one if there is one."""
-    found: list[JournalEntry] = []
+    result: list[JournalEntry] = []
     for entry in entries:
-        found.append(entry)
-        if len(found) == _READ_ENTRIES or sum(one.byte_count for one in found) >= _READ_BYTES:
+        result.append(entry)
+        if len(result) == _READ_ENTRIES or sum(one.byte_count for one in result) >= _READ_BYTES:
             break
-    return found
+    return result
 
 
 def results_to_json(kept: Sequence[KeptCall[Applied]]) -> list[dict[str, Any]]:

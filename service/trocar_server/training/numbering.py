@@ -153,18 +153,18 @@ class Numbering(Generic[Result]):
                 del self._waiting[number]
 
     def _cached_result(self, number: int, kind: str) -> Result:
-        found = self._kept.get(number)
-        if found is None:
+        outcome = self._kept.get(number)
+        if outcome is None:
             raise self._out_of_order(
                 number, f"the next one is {self.next_number}, and its result is no longer stored"
             )
-        if found[1] is None:
+        if outcome[1] is None:
             raise self._out_of_order(number, "a call without a number replaced it")
-        if found[0] != kind:
+        if outcome[0] != kind:
             raise self._out_of_order(
-                number, f"it was applied as {found[0]}; the next one is {self.next_number}"
+                number, f"it was applied as {outcome[0]}; the next one is {self.next_number}"
             )
-        return found[1]
+        return outcome[1]
 
     def _applied(self, turn: Turn[Result], *, is_numbered: bool) -> None:
         self._kept[turn.number] = (turn.kind, turn.result if is_numbered else None)

@@ -1,7 +1,7 @@
 """Publishing of trained models: writing, hosting, removing. Belongs to one event loop."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,15 @@ from trocar_server.training.trainer import Trainer
 _log = structlog.get_logger("trocar")
 
 
+Take = Callable[[Path], Awaitable[None]]
+"""Takes and hosts the models in a folder of published models."""
+
+
 class OtherPublishing(Protocol):
     """What other replicas of a cluster have published."""
 
-    async def take_lost(self) -> None:
-        """Take and host what replicas published that have gone."""
+    async def take_lost(self, take: Take) -> None:
+        """Call `take` with the folder of each replica that has gone, while no other replica does."""
 
     def claim(self, model_id: str) -> AbstractAsyncContextManager[PublishedStore | None]:
         """Keep others from publishing; gives the store of the one that has this id, if any has."""
@@ -43,14 +47,16 @@ class Publishing:
     Args:
         engine: Hosts the models.
         storage: Stores the models.
+        others: What the other replicas of a cluster have published; None off a cluster.
     """
 
-    def __init__(self, engine: Engine, storage: StorageOnDemand) -> None:
+    def __init__(
+        self, engine: Engine, storage: StorageOnDemand, others: OtherPublishing | None = None
+    ) -> None:
         self._engine = engine
         self._storage = storage
         self._one_at_a_time = asyncio.Lock()
-        self.others: OtherPublishing | None = None
-        """On a cluster."""
+        self._others = others
 
     async def host_all(self, store: PublishedStore) -> None:
         """Host the models published earlier; those that cannot be hosted are listed with the reason."""
@@ -60,6 +66,15 @@ class Publishing:
                 check_model_id(model_id)
                 self._engine.catalogue.add_failed(model_id, error)
         await self._host(store, models)
+
+    async def take_lost(self) -> None:
+        """Take and host what replicas published that have gone; nothing off a cluster.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        if self._others is not None:
+            await self._others.take_lost(self.take)
 
     async def take(self, folder: Path) -> None:
         """Take and host the models that another server published, which has gone; see `PublishedStore.take`.
@@ -125,21 +140,21 @@ class Publishing:
                 ErrorReason.MODEL_INVALID,
                 "32 hexadecimal digits are reserved for ids of trainers; choose another id",
             )
-        if trainer.spec.adapter is not None:
+        if trainer.spec.lora is not None:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
                 "a trainer with an adapter cannot be published; export the adapter, or name it in calls",
             )
         check_categories(categories, class_counts(await self._engine.checks.described(trainer.trainer_id)))
-        if is_repeated and self.others is not None:  # its server may have gone with its answer
-            await self.others.take_lost()
+        if is_repeated:  # its server may have gone with its answer
+            await self.take_lost()
         is_taken = self._engine.catalogue.has(model_id)
         if is_taken and not is_repeated:
             raise _taken(model_id)
         storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
             weights = await self._engine.owner.run(partial(snapshot_weights, trainer.core))
-        async with nullcontext() if self.others is None else self.others.claim(model_id) as elsewhere:
+        async with nullcontext() if self._others is None else self._others.claim(model_id) as elsewhere:
             if is_taken or elsewhere is not None:
                 has = (elsewhere or storage.published).has
                 own = (model_id, trainer.principal, base, weights)

@@ -18,7 +18,6 @@ import structlog
 from trocar_server.errors import ServiceError
 from trocar_server.late_imports import import_compiler
 from trocar_server.training.files.owner_folders import OwnerFolders
-from trocar_server.training.files.trainer_store import moved
 from trocar_server.training.trainers import Trainers
 
 GONE_AFTER_S = 2.0
@@ -70,35 +69,6 @@ class Takeover:
         """
         self._servers = servers
         self._told.set()
-
-    async def check_elsewhere(self, trainer_id: str) -> None:
-        """Refuse a call for a trainer of another server, gone or not: a gateway finds or awaits it.
-
-        Raises:
-            ServiceError: `UNKNOWN_TRAINER`, with a detail; or `STORAGE_UNAVAILABLE`.
-        """
-        owner = await asyncio.to_thread(self._folders.owner_of, trainer_id)
-        if owner == self._folders.own.name:
-            await self._trainers.settled()
-        elif owner is not None:
-            raise moved()
-
-    async def trainers_elsewhere(self, principal: str, request_id: str) -> int:
-        """Return the number of a principal's trainers at other servers.
-
-        Args:
-            principal: The caller.
-            request_id: Of the request for a new trainer; any when empty.
-
-        Raises:
-            ServiceError: `UNKNOWN_TRAINER`, with a detail: the request has made a trainer at another server,
-                gone or not. Or `STORAGE_UNAVAILABLE`.
-        """
-        records = await asyncio.to_thread(self._folders.records_elsewhere)
-        own = [record for record in records if record.principal == principal]
-        if request_id and any(record.facts.get("request_id") == request_id for record in own):
-            raise moved()
-        return len(own)
 
     async def look(self) -> None:
         """Drop own trainers that others have taken, and take those that are this server's to take.

@@ -5,8 +5,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -17,7 +17,7 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.host.deployment import Deployment
-from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.run.pass_errors import domain_errors
 from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.engine.schedule.device import device_user
 from trocar_server.errors import ServiceError
@@ -105,6 +105,8 @@ class Trainer:
     """`_steps` at the newest checkpoint; None if the trainer was changed otherwise since."""
     _call_count: int = 0
     """Calls that run or wait, apart from those of its model."""
+    _reader_count: int = 0
+    """Runs that need one version of the weights."""
     _checked_shapes: list[Any] = field(default_factory=list)
     """Of the arguments of the last batch whose time was checked."""
     _described: TrainerDescription | None = None
@@ -198,6 +200,37 @@ class Trainer:
             raise ServiceError(
                 ErrorReason.TRAINER_BUSY, "a fit of the trainer is running; wait for it, or cancel it"
             )
+
+    def check_changeable(self) -> None:
+        """Refuse to change the weights while a fit does, or while something is computed with one version.
+
+        Raises:
+            ServiceError: `TRAINER_BUSY`, or `UNKNOWN_TRAINER` if it was closed meanwhile.
+        """
+        self.check_free()
+        if self._reader_count:
+            raise ServiceError(
+                ErrorReason.TRAINER_BUSY,
+                "text is being generated with the trainer's weights; wait for its end, or close the run",
+            )
+
+    @asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[None]:
+        """Keep the weights inside the context; calls that would change them are refused.
+
+        A step that runs already ends first.
+
+        Raises:
+            ServiceError: `TRAINER_BUSY`, a fit is running; `UNKNOWN_TRAINER`, it was closed.
+        """
+        with self._in_use():
+            async with self.numbering.at_rest():
+                self.check_free()
+                self._reader_count += 1
+            try:
+                yield
+            finally:
+                self._reader_count -= 1
 
     async def forward_backward(
         self, number: int | None, make_batch: MakeBatch, deadline: float | None, *, is_step: bool
@@ -381,7 +414,7 @@ class Trainer:
         Raises:
             ServiceError: `UNKNOWN_CHECKPOINT`, `CHECKPOINT_CORRUPT`, `TRAINER_BUSY`.
         """
-        self.check_free()
+        self.check_changeable()
         with self._in_use():
             store = (await asyncio.to_thread(self.storage.get)).checkpoints
             saved = await asyncio.to_thread(store.load, self.trainer_id, number)
@@ -429,7 +462,7 @@ class Trainer:
         return await asyncio.to_thread(store.damaged, self.trainer_id)
 
     async def load_adapter(self, data: bytes, request_id: str = "") -> Checkpoint:
-        """Replace the adapter's weights by those of a file of PEFT, and write a checkpoint.
+        """Replace the adapter's weights by a PEFT file's, and write a checkpoint.
 
         Args:
             data: The file.
@@ -493,12 +526,12 @@ class Trainer:
     async def _saved_for(self, request_id: str) -> Checkpoint | None:
         if not request_id:
             return None
-        found = (one for one in await self.checkpoints() if one.request_id == request_id)
-        return next(found, None)
+        outcome = (one for one in await self.checkpoints() if one.request_id == request_id)
+        return next(outcome, None)
 
     async def _load_adapter(self, data: bytes, request_id: str) -> Checkpoint:
         async with self.numbering.at_rest():
-            self.check_free()
+            self.check_changeable()
             if (earlier := await self._saved_for(request_id)) is not None:
                 return earlier
             await self.engine.owner.run(lambda: self.core.load_adapter(data))
@@ -508,7 +541,7 @@ class Trainer:
 
     async def _restore(self, saved: SavedTrainer) -> None:
         async with self.numbering.at_rest():
-            self.check_free()
+            self.check_changeable()
             numbers = [checkpoint.number for checkpoint in await self.checkpoints()]
             await self.engine.owner.run(lambda: self.core.load_state(saved.state))
             self.resume_at(saved)
@@ -529,8 +562,8 @@ class Trainer:
     ) -> Applied:
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
-                if self._machine.phase is not TrainerPhase.READY:
-                    self.check_free()
+                if self._reader_count or self._machine.phase is not TrainerPhase.READY:
+                    self.check_changeable()
                 if self.durable is not None:
                     make_batch = await self._recorded(self.durable, turn.number, kind, make_batch, deadline)
                 done: list[StepResult] = []

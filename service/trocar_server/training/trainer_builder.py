@@ -153,12 +153,14 @@ class TrainerBuilder:
             ttl_s=min(spec.ttl_s or limit, limit),
             request_id=str(record.facts.get("request_id", "")),
             stored_facts=dict(record.facts),
+            durable=self._durable(record.trainer_id),
         )
-        if self._has_durable_steps:
-            trainer.durable = DurableSteps(record.trainer_id, self.storage, self._journals)
         own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
         await self.engine.deployments.adopt(own, trainer.principal)
         return trainer
+
+    def _durable(self, trainer_id: str) -> DurableSteps | None:
+        return DurableSteps(trainer_id, self.storage, self._journals) if self._has_durable_steps else None
 
     async def _fingerprint(self, model_id: str) -> str:
         hosted = self.engine.catalogue.loaded(model_id)
@@ -215,7 +217,7 @@ def _import_parts(spec: TrainerSpec) -> None:
     """Import what a trainer needs. It takes seconds: not for the thread that owns the device."""
     with late_imports:
         import_compiler()  # the first step of an optimizer does (torch 2.14)
-        if spec.adapter is not None:
+        if spec.lora is not None:
             peft_library()
 
 

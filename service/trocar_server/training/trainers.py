@@ -7,6 +7,7 @@ indistinguishable.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -16,16 +17,30 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.tasks import all_done, shielded
+from trocar_server.training.elsewhere import Elsewhere
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer, moved
 from trocar_server.training.phases import TrainerSignal
-from trocar_server.training.publishing import Publishing
+from trocar_server.training.publishing import OtherPublishing, Publishing
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_builder import TrainerBuilder, teacher_ids
 
 _CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
+
+
+@dataclass(frozen=True)
+class TrainerListener:
+    """Callbacks for changes of a server's trainers; see `Trainers.subscribe`."""
+
+    on_close: Callable[[str], Awaitable[None]]
+    """Called with the id of a trainer that is being closed, before anything of it is removed."""
+    on_moved: Callable[[str], Awaitable[None]]
+    """Called with the id of a trainer that another server has taken over."""
+    on_taken: Callable[[Trainer], None]
+    """Called with a trainer that is restored after the start: it was taken over from another server, or could
+    not be restored before."""
 
 
 class Trainers:
@@ -36,13 +51,10 @@ class Trainers:
         storage: Stores the trainers.
         scratch_dir: Folder for the spool.
         has_durable_steps: Whether calls of the trainers are recorded, see `durable_steps`.
+        elsewhere: Trainers of the other servers of a cluster; None off a cluster.
+        published: What the other replicas of a cluster have published; None off a cluster.
 
     Attributes:
-        on_close: Called with the id of a trainer that is being closed, before anything of it is removed.
-        on_moved: Called with the id of a trainer that another server has taken over.
-        on_taken: Called with a trainer that is restored after the start: it was taken over from another
-            server, or could not be restored before.
-        check_elsewhere: Called with an unknown id: fails if another server of the cluster has the trainer.
         ready: Set once trainers of an earlier run are restored, with their fits.
     """
 
@@ -53,23 +65,26 @@ class Trainers:
         scratch_dir: Path,
         *,
         has_durable_steps: bool = False,
+        elsewhere: Elsewhere | None = None,
+        published: OtherPublishing | None = None,
     ) -> None:
         self.engine = engine
         self.storage = storage
-        self.publishing = Publishing(engine, storage)
+        self.publishing = Publishing(engine, storage, published)
+        self._elsewhere = elsewhere
         self._builder = TrainerBuilder(engine, storage, scratch_dir, has_durable_steps=has_durable_steps)
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
-        self.on_close: Callable[[str], Awaitable[None]] | None = None
-        self.on_moved: Callable[[str], Awaitable[None]] | None = None
-        self.on_taken: Callable[[Trainer], None] | None = None
-        self.check_elsewhere: Callable[[str], Awaitable[None]] | None = None
-        self.trainers_elsewhere: Callable[[str, str], Awaitable[int]] | None = None
+        self._listeners: list[TrainerListener] = []
         self._janitor: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         self._unreadable: dict[str, UnreadableTrainer] = {}
         self._storage_problem: ServiceError | None = None
         """Why the disk cannot be read; None while it can."""
+
+    def subscribe(self, listener: TrainerListener) -> None:
+        """Report changes of trainers to a listener from now on."""
+        self._listeners.append(listener)
 
     def get(self, principal: str, trainer_id: str) -> Trainer:
         """Return one of a principal's trainers, and renew its time to live.
@@ -77,8 +92,8 @@ class Trainers:
         Raises:
             ServiceError: `UNKNOWN_TRAINER`; or why it cannot be restored, see `unreadable`.
         """
-        found = self._trainers.get(trainer_id)
-        if found is None or found.principal != principal:
+        result = self._trainers.get(trainer_id)
+        if result is None or result.principal != principal:
             unreadable = self._unreadable_one(principal, trainer_id)
             if unreadable is not None:
                 raise _again(unreadable.error)
@@ -88,8 +103,8 @@ class Trainers:
                 ErrorReason.UNKNOWN_TRAINER,
                 f"you have no trainer '{trainer_id[:80]}'; it may have been closed",
             )
-        found.use()
-        return found
+        result.use()
+        return result
 
     async def find(self, principal: str, trainer_id: str) -> Trainer:
         """Return one of a principal's trainers; while the server starts, wait until all are restored.
@@ -100,14 +115,14 @@ class Trainers:
             ServiceError: As `get`.
         """
         await self.ready.wait()
-        found = self._trainers.get(trainer_id)
-        if found is not None and found.principal == principal:
-            if self.check_elsewhere is not None:
-                await self._check_here(found)
-            found.use()
-            return found
-        if self.check_elsewhere is not None and found is None and trainer_id not in self._unreadable:
-            await self.check_elsewhere(trainer_id)
+        result = self._trainers.get(trainer_id)
+        if result is not None and result.principal == principal:
+            if self._elsewhere is not None:
+                await self._check_here(result)
+            result.use()
+            return result
+        if result is None and trainer_id not in self._unreadable:
+            await self._look_elsewhere(trainer_id)
         if self._storage_problem is not None:
             await self._look_again()
         unreadable = self._unreadable_one(principal, trainer_id) if self._unreadable else None
@@ -135,11 +150,9 @@ class Trainers:
     def _adapters(self, principal: str, model_id: str) -> dict[str, Trainer]:
         """Return a principal's adapters on a model, by name."""
         return {
-            trainer.spec.adapter.name: trainer
+            trainer.spec.lora.name: trainer
             for trainer in self.of(principal)
-            if trainer.spec.adapter is not None
-            and trainer.spec.adapter.name
-            and trainer.spec.model_id == model_id
+            if trainer.spec.lora is not None and trainer.spec.lora.name and trainer.spec.model_id == model_id
         }
 
     async def close_any(self, principal: str, trainer_id: str) -> None:
@@ -184,13 +197,17 @@ class Trainers:
 
     def _unreadable_one(self, principal: str, trainer_id: str) -> UnreadableTrainer | None:
         """Return a trainer that cannot be restored; without a known owner anyone with its id may see it."""
-        found = self._unreadable.get(trainer_id)
-        return found if found is not None and found.principal in (principal, None) else None
+        result = self._unreadable.get(trainer_id)
+        return result if result is not None and result.principal in (principal, None) else None
 
     def of(self, principal: str) -> list[Trainer]:
         """Return a principal's trainers, oldest first."""
         own = [trainer for trainer in self._trainers.values() if trainer.principal == principal]
         return sorted(own, key=lambda trainer: trainer.created_at_s)
+
+    def serving(self, model_id: str) -> Trainer | None:
+        """Return the trainer that has a model's weights; None for a model that no trainer changes."""
+        return self._trainers.get(model_id)
 
     def all(self) -> Sequence[Trainer]:
         """Return every trainer."""
@@ -298,8 +315,8 @@ class Trainers:
         else:
             self._unreadable.pop(record.trainer_id, None)
             # Before any call reaches it; at the start, fits are resumed when all trainers are restored.
-            if self.on_taken is not None and self.ready.is_set():
-                self.on_taken(trainer)
+            for listener in self._listeners if self.ready.is_set() else ():
+                listener.on_taken(trainer)
 
     async def take_over(self, owner: str, trainer_id: str) -> None:
         """Take over a trainer of a lost server, and go on where it was: every acknowledged call is applied.
@@ -327,11 +344,11 @@ class Trainers:
             storage = await asyncio.to_thread(self.storage.get)
             if not await asyncio.to_thread(storage.take_over, owner, trainer_id):
                 return
-            found = await asyncio.to_thread(storage.trainers.look_at, trainer_id)
-            if isinstance(found, UnreadableTrainer):  # it is here all the same, and others follow
-                self._unreadable[trainer_id] = found
-            elif found is not None:
-                await self._bring_back(found)
+            result = await asyncio.to_thread(storage.trainers.look_at, trainer_id)
+            if isinstance(result, UnreadableTrainer):  # it is here all the same, and others follow
+                self._unreadable[trainer_id] = result
+            elif result is not None:
+                await self._bring_back(result)
             if trainer_id in self._trainers:
                 _log.info("trainer taken over", trainer_id=trainer_id, of=owner)
 
@@ -345,6 +362,15 @@ class Trainers:
             await shielded(self._drop(trainer))
             raise moved()
 
+    async def _look_elsewhere(self, trainer_id: str) -> None:
+        """Refuse a call for a trainer of another server; wait for one that is being taken over here.
+
+        Raises:
+            ServiceError: As `Elsewhere.is_here`.
+        """
+        if self._elsewhere is not None and await self._elsewhere.is_here(trainer_id):
+            await self.settled()
+
     def _is_here(self, trainer: Trainer) -> bool:
         return self.storage.get().trainers.is_here(trainer.trainer_id)
 
@@ -355,8 +381,8 @@ class Trainers:
         _log.warning("trainer was taken over by another replica", trainer_id=trainer.trainer_id)
         trainer.send(TrainerSignal.CLOSE)
         self._trainers.pop(trainer.trainer_id)
-        if self.on_moved is not None:
-            await self.on_moved(trainer.trainer_id)
+        for listener in self._listeners:
+            await listener.on_moved(trainer.trainer_id)
         await self.engine.deployments.release(trainer.trainer_id)
         await self.engine.owner.run(trainer.core.close)
 
@@ -419,9 +445,10 @@ class Trainers:
             for trainer in self.of(principal):
                 if request_id and trainer.request_id == request_id:
                     return trainer
+            await self.close_expired()  # they would count, and keep the names of their adapters
             elsewhere = 0
-            if self.trainers_elsewhere is not None:
-                elsewhere = await self.trainers_elsewhere(principal, request_id)
+            if self._elsewhere is not None:
+                elsewhere = await self._elsewhere.count(principal, request_id)
             self._check_room(principal, elsewhere)
             self._check_name(principal, spec)
             return self._add(await self._builder.new(principal, spec, request_id))
@@ -429,8 +456,8 @@ class Trainers:
     async def _close(self, trainer: Trainer) -> None:
         trainer.send(TrainerSignal.CLOSE)
         self._trainers.pop(trainer.trainer_id, None)
-        if self.on_close is not None:
-            await self.on_close(trainer.trainer_id)
+        for listener in self._listeners:
+            await listener.on_close(trainer.trainer_id)
         await self.engine.deployments.release(trainer.trainer_id)
         await self.engine.owner.run(trainer.core.close)
         storage = await asyncio.to_thread(self.storage.get)
@@ -462,7 +489,7 @@ class Trainers:
         if taken is not None:
             raise ServiceError(
                 ErrorReason.TRAINER_INVALID,
-                f"adapter.name: your trainer {taken.trainer_id} has an adapter '{_name_of(spec)}' on this "
+                f"lora.name: your trainer {taken.trainer_id} has an adapter '{_name_of(spec)}' on this "
                 "model; close it, or choose another name",
             )
 
@@ -475,7 +502,7 @@ class Trainers:
 
 
 def _name_of(spec: TrainerSpec) -> str:
-    return spec.adapter.name if spec.adapter is not None else ""
+    return spec.lora.name if spec.lora is not None else ""
 
 
 def _again(error: ServiceError) -> ServiceError:

@@ -25,186 +25,194 @@ Extract = Callable[[trocar.Client], object]
 
 CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
     "unknown model": (
-        trocar.UnknownModelError,
+        trocar.errors.UnknownModelError,
         "nearest: resnet18",
         lambda c: c.extract("resnet81", IMAGES, taps="fc"),
     ),
     "a path as model": (
-        trocar.UnknownModelError,
+        trocar.errors.UnknownModelError,
         "no model",
         lambda c: c.extract("../../etc/passwd", IMAGES, taps="fc"),
     ),
     "model not loaded": (
-        trocar.ModelNotLoadedError,
+        trocar.errors.ModelNotLoadedError,
         "load",
         lambda c: c.extract("sleeping", IMAGES, taps="fc"),
     ),
     "unknown module": (
-        trocar.UnknownModuleError,
+        trocar.errors.UnknownModuleError,
         "nearest: conv",
         lambda c: c.extract("plain", IMAGES, taps="konv"),
     ),
     "glob of nothing": (
-        trocar.UnknownModuleError,
+        trocar.errors.UnknownModuleError,
         "trocar modules",
         lambda c: c.extract("plain", IMAGES, taps="x.**"),
     ),
     "module never called": (
-        trocar.ModuleNotCalledError,
+        trocar.errors.ModuleNotCalledError,
         "unused",
         lambda c: c.extract("plain", IMAGES, taps="unused"),
     ),
     "ambiguous call": (
-        trocar.AmbiguousCallError,
+        trocar.errors.AmbiguousCallError,
         "relu@0",
         lambda c: c.extract("plain", IMAGES, taps="relu"),
     ),
     "call out of range": (
-        trocar.CallOutOfRangeError,
+        trocar.errors.CallOutOfRangeError,
         "last call",
         lambda c: c.extract("plain", IMAGES, taps="relu@7"),
     ),
     "unknown pick": (
-        trocar.UnknownPickError,
+        trocar.errors.UnknownPickError,
         "available: conv",
         lambda c: c.extract("plain", IMAGES, taps="conv[0]"),
     ),
     "output is not a tensor": (
-        trocar.NotATensorError,
+        trocar.errors.NotATensorError,
         "int",
         lambda c: c.extract("structured", IMAGES[:, 0, 0, :3], taps="count"),
     ),
     "model returns no tensor": (
-        trocar.NotATensorError,
+        trocar.errors.NotATensorError,
         "int",
         lambda c: c.extract("counts", noise(2, 3), taps="/out"),
     ),
     "selector without sense": (
-        trocar.InvalidSelectorError,
+        trocar.errors.InvalidSelectorError,
         "character 6",
         lambda c: c.extract("plain", IMAGES, taps="conv["),
     ),
-    "no taps": (trocar.InvalidArgumentError, "taps", lambda c: c.extract("plain", IMAGES, taps=[])),
+    "no taps": (trocar.errors.InvalidArgumentError, "taps", lambda c: c.extract("plain", IMAGES, taps=[])),
     "too many taps": (
-        trocar.InvalidArgumentError,
+        trocar.errors.InvalidArgumentError,
         "1 to 8",
         lambda c: c.extract("plain", IMAGES, taps=["fc"] * 9),
     ),
     "one name twice": (
-        trocar.DuplicateNameError,
+        trocar.errors.DuplicateNameError,
         "alias",
         lambda c: c.extract("plain", IMAGES, taps=["conv", trocar.tap("fc", alias="conv")]),
     ),
     "alias of several values": (
-        trocar.InvalidArgumentError,
+        trocar.errors.InvalidArgumentError,
         "stands for 2",
         lambda c: c.extract("plain", IMAGES, taps=trocar.tap("relu@*", alias="r")),
     ),
     "wrong rank": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "(batch, 3, 8, 8)",
         lambda c: c.extract("plain", IMAGES[0, 0], taps="fc"),
     ),
     "wrong channels": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "(batch, 3, 8, 8)",
         lambda c: c.extract("plain", IMAGES[:, :2], taps="fc"),
     ),
     "wrong size": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "",
         lambda c: c.extract("resnet18", noise(1, 3, 0, 5), taps="fc"),
     ),
     "float64": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         'astype("float32")',
         lambda c: c.extract("plain", IMAGES.astype(np.float64), taps="fc"),
     ),
     "integers": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "",
         lambda c: c.extract("plain", IMAGES.astype(np.int64), taps="fc"),
     ),
     "too many arguments": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "",
         lambda c: c.extract("plain", (IMAGES, IMAGES), taps="fc"),
     ),
     "unknown keyword": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "zzz",
         lambda c: c.extract("plain", {"x": IMAGES, "zzz": IMAGES}, taps="fc"),
     ),
     "reserved keyword": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "",
         lambda c: c.extract("plain", {"self": IMAGES}, taps="fc"),
     ),
     "missing argument": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "",
         lambda c: c.extract("structured", {"bias": noise(2, 3)}, taps="both"),
     ),
     "empty batch": (
-        trocar.EmptyBatchError,
+        trocar.errors.EmptyBatchError,
         "at least one sample",
         lambda c: c.extract("plain", IMAGES[:0], taps="fc"),
     ),
-    "empty list": (trocar.EmptyBatchError, "", lambda c: c.extract("resnet18", [], taps="fc")),
+    "empty list": (trocar.errors.EmptyBatchError, "", lambda c: c.extract("resnet18", [], taps="fc")),
     "batch too large": (
-        trocar.RequestTooLargeError,
+        trocar.errors.RequestTooLargeError,
         "the limit is 16",
         lambda c: c.extract("plain", noise(17, 3, 8, 8), taps="fc"),
     ),
     "request too large": (
-        trocar.RequestTooLargeError,
+        trocar.errors.RequestTooLargeError,
         "1,048,576",
         lambda c: c.extract("plain", noise(1, 3, 512, 512), taps="fc"),
     ),
     "reply too large": (
-        trocar.ReplyTooLargeError,
+        trocar.errors.ReplyTooLargeError,
         "'conv'",
         lambda c: c.extract("plain", noise(1, 3, 128, 128), taps=["conv", "fc"]),
     ),
     "text as image": (
-        trocar.InvalidImageError,
+        trocar.errors.InvalidImageError,
         "image 0",
         lambda c: c.extract("resnet18", TEXT_FILE, taps="fc"),
     ),
-    "no bytes as image": (trocar.InvalidImageError, "", lambda c: c.extract("resnet18", b"", taps="fc")),
+    "no bytes as image": (
+        trocar.errors.InvalidImageError,
+        "",
+        lambda c: c.extract("resnet18", b"", taps="fc"),
+    ),
     "cut image": (
-        trocar.InvalidImageError,
+        trocar.errors.InvalidImageError,
         "image 1",
         lambda c: c.extract("resnet18", [PHOTO_BYTES, PHOTO_BYTES[:2000]], taps="fc"),
     ),
     "gif": (
-        trocar.InvalidImageError,
+        trocar.errors.InvalidImageError,
         "PNG",
         lambda c: c.extract("resnet18", b"GIF89a" + bytes(100), taps="fc"),
     ),
     "images for a model of arrays": (
-        trocar.NoPreprocessingError,
+        trocar.errors.NoPreprocessingError,
         "array",
         lambda c: c.extract("plain", PHOTO_BYTES, taps="fc"),
     ),
     "no channel dimension": (
-        trocar.InvalidArgumentError,
+        trocar.errors.InvalidArgumentError,
         "",
         lambda c: c.extract(
             "plain", IMAGES, taps=trocar.tap("fc", stats=["mean"], over="channel", channel_dim=5)
         ),
     ),
     "chunks too small": (
-        trocar.InvalidArgumentError,
+        trocar.errors.InvalidArgumentError,
         "4096",
-        lambda c: c.extract("plain", IMAGES, taps="fc", chunk_bytes=1),
+        lambda c: c.extract("plain", IMAGES, taps="fc", options=trocar.options(chunk_bytes=1)),
     ),
     "modules of inputs that do not fit": (
-        trocar.InputRejectedError,
+        trocar.errors.InputRejectedError,
         "",
         lambda c: c.modules("plain", (1, 4, 8, 8)),
     ),
-    "modules of an empty batch": (trocar.EmptyBatchError, "", lambda c: c.modules("plain", (0, 3, 8, 8))),
+    "modules of an empty batch": (
+        trocar.errors.EmptyBatchError,
+        "",
+        lambda c: c.modules("plain", (0, 3, 8, 8)),
+    ),
 }
 
 
@@ -229,27 +237,42 @@ def test_refused_calls_do_not_pile_up_in_memory(healthy: trocar.Client) -> None:
 
 
 WIRE_CASES: dict[str, tuple[type[trocar.TrocarError], list[bytes | pb.ExtractRequest]]] = {
-    "too few bytes": (trocar.InvalidTensorError, [request("structured", "both", chunks=[chunk(bytes(11))])]),
-    "too many bytes": (trocar.InvalidTensorError, [request("structured", "both", chunks=[chunk(bytes(13))])]),
-    "no bytes": (trocar.InvalidTensorError, [request("structured", "both", chunks=[])]),
+    "too few bytes": (
+        trocar.errors.InvalidTensorError,
+        [request("structured", "both", chunks=[chunk(bytes(11))])],
+    ),
+    "too many bytes": (
+        trocar.errors.InvalidTensorError,
+        [request("structured", "both", chunks=[chunk(bytes(13))])],
+    ),
+    "no bytes": (trocar.errors.InvalidTensorError, [request("structured", "both", chunks=[])]),
     "another dtype": (
-        trocar.InvalidTensorError,
+        trocar.errors.InvalidTensorError,
         [request("structured", "both", inputs=[tensor((1, 3), tensor_pb2.DTYPE_FLOAT64)])],
     ),
-    "a gap": (trocar.InvalidTensorError, [request("structured", "both", chunks=[chunk(bytes(8), offset=4)])]),
-    "no dtype": (trocar.InvalidTensorError, [request("structured", "both", inputs=[tensor((1, 3), 0)])]),
-    "negative size": (trocar.InvalidTensorError, [request("structured", "both", inputs=[tensor((1, -3))])]),
-    "rank 9": (trocar.InvalidTensorError, [request("structured", "both", inputs=[tensor((1,) * 9)])]),
+    "a gap": (
+        trocar.errors.InvalidTensorError,
+        [request("structured", "both", chunks=[chunk(bytes(8), offset=4)])],
+    ),
+    "no dtype": (
+        trocar.errors.InvalidTensorError,
+        [request("structured", "both", inputs=[tensor((1, 3), 0)])],
+    ),
+    "negative size": (
+        trocar.errors.InvalidTensorError,
+        [request("structured", "both", inputs=[tensor((1, -3))])],
+    ),
+    "rank 9": (trocar.errors.InvalidTensorError, [request("structured", "both", inputs=[tensor((1,) * 9)])]),
     "overflow": (
-        trocar.RequestTooLargeError,
+        trocar.errors.RequestTooLargeError,
         [request("structured", "both", inputs=[tensor((2, 2**62, 2**62))])],
     ),
-    "no message": (trocar.InvalidArgumentError, []),
-    "an empty message": (trocar.InvalidArgumentError, [b""]),
-    "no protobuf": (trocar.InvalidArgumentError, [b"\xff" * 40]),
-    "protobuf of another kind": (trocar.InvalidArgumentError, [b"\x0a\x02\xff\xfe"]),
+    "no message": (trocar.errors.InvalidArgumentError, []),
+    "an empty message": (trocar.errors.InvalidArgumentError, [b""]),
+    "no protobuf": (trocar.errors.InvalidArgumentError, [b"\xff" * 40]),
+    "protobuf of another kind": (trocar.errors.InvalidArgumentError, [b"\x0a\x02\xff\xfe"]),
     "garbage after the head": (
-        trocar.InvalidArgumentError,
+        trocar.errors.InvalidArgumentError,
         [request("structured", "both", chunks=[]), b"\x7a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"],
     ),
 }

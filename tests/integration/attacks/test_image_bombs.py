@@ -27,7 +27,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_an_image_bomb_is_refused(healthy: trocar.Client, bomb: str) -> None:
-    with pytest.raises((trocar.ImageTooLargeError, trocar.InvalidImageError)):
+    with pytest.raises((trocar.errors.ImageTooLargeError, trocar.errors.InvalidImageError)):
         healthy.extract("resnet18", BOMBS[bomb], taps="fc")
 
 
@@ -35,7 +35,7 @@ def test_many_images_that_are_small_only_while_encoded_are_refused(healthy: troc
     """16 of them, 6 KB each, are 192 MB of pixels under a request limit of 1 MiB; 4,096 would be 49 GB."""
     large = encoded(photo(1, 1).resize((2000, 2000)), "PNG", compress_level=9)
     assert len(large) * 16 < 1 << 20
-    with pytest.raises((trocar.ImageTooLargeError, trocar.RequestTooLargeError)):
+    with pytest.raises((trocar.errors.ImageTooLargeError, trocar.errors.RequestTooLargeError)):
         healthy.extract("resnet18", [large] * 16, taps="fc")
 
 
@@ -43,5 +43,5 @@ def test_a_png_text_bomb_is_refused_or_ignored(healthy: trocar.Client) -> None:
     data = encoded(photo(8, 8), "PNG")
     text = b"zTXtcomment\0\0" + zlib.compress(bytes(200 << 20), 9)
     body = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
-    with pytest.raises(trocar.InvalidImageError):
+    with pytest.raises(trocar.errors.InvalidImageError):
         healthy.extract("resnet18", data[:33] + body + data[33:], taps="fc")

@@ -110,7 +110,7 @@ def test_another_is_served_while_eight_announce_and_wait(
     running = serve(models=MODELS, limits=LIMITS)
     with callers(running.address, path, messages), trocar.connect(running.address, retries=0) as other:
         assert has_calls(running, kind, 8)
-        maps = other.extract("plain", IMAGES, taps="fc", timeout_s=SOON_S)
+        maps = other.extract("plain", IMAGES, taps="fc", options=trocar.options(timeout_s=SOON_S))
         assert maps["fc"].shape[0] == len(IMAGES)
         assert running.engine.admission.reserved(kind=kind)[0] < PENDING_BYTES // 8
 
@@ -216,5 +216,5 @@ def test_the_client_says_what_happened_and_does_not_try_again(serve: Serve) -> N
     ):
         list(caller.call)
     problem = error_from_rpc(caught.value)
-    assert isinstance(problem, trocar.DeadlineExceededError)
+    assert isinstance(problem, trocar.errors.DeadlineExceededError)
     assert Attempts(4, 60.0).pause_after(problem, caught.value) is None

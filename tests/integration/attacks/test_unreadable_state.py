@@ -118,7 +118,7 @@ def test_a_trainer_whose_description_is_damaged_is_listed_with_the_reason(
         assert (caught.value.reason, str(caught.value)) == (info.problem_reason, info.problem)
         with trocar.connect(server.address, token="another's") as other:
             assert other.trainers() == []
-            with pytest.raises(trocar.UnknownTrainerError):
+            with pytest.raises(trocar.errors.UnknownTrainerError):
                 other.trainer(kept.trainer_id)
         with pytest.raises(SystemExit):
             main(["trainers", "list", "--server", server.address])
@@ -165,7 +165,7 @@ def test_without_a_readable_checkpoint_a_trainer_is_not_begun_anew(kept: Kept) -
             "CHECKPOINT_CORRUPT",
             "plain",
         )
-        with pytest.raises(trocar.CheckpointCorruptError):
+        with pytest.raises(trocar.errors.CheckpointCorruptError):
             client.trainer(kept.trainer_id)
     assert kept.path("newest tensors").exists()  # its owner may want it
 
@@ -175,7 +175,7 @@ def test_a_trainer_whose_model_is_not_configured_says_which_and_comes_back_with_
         (info,) = client.trainers()
         assert (info.state, info.problem_reason) == ("unreadable", "UNKNOWN_MODEL")
         assert "'plain'" in info.problem
-        with pytest.raises(trocar.UnknownModelError, match="'plain'"):
+        with pytest.raises(trocar.errors.UnknownModelError, match="'plain'"):
             client.trainer(kept.trainer_id)
     with served(kept.folder) as (client, _):
         assert client.trainer(kept.trainer_id).info().update_count == 2
@@ -216,7 +216,7 @@ def test_a_folder_of_trainers_that_cannot_be_used_is_no_empty_one(
                 lambda: client.trainer(kept.trainer_id),
                 lambda: client.train("plain"),
             ):
-                with pytest.raises(trocar.StorageUnavailableError, match=r"Read-only|Permission"):
+                with pytest.raises(trocar.errors.StorageUnavailableError, match=r"Read-only|Permission"):
                     call()
             assert client.model("tuned").is_loaded  # to read it takes no lock
             patch.undo()
@@ -234,13 +234,13 @@ def test_a_published_model_that_cannot_be_read_is_listed_as_failed(
         model = client.model("tuned")
         assert model.state == "failed"
         assert model.error_message
-        with pytest.raises(trocar.ModelNotLoadedError) as caught:
+        with pytest.raises(trocar.errors.ModelNotLoadedError) as caught:
             client.extract("tuned", BATCH[0], "fc")
         assert model.error_message in str(caught.value)
         with pytest.raises(trocar.TrocarError):
             client.load("tuned")
         assert client.model("tuned").state == "failed"
-        with pytest.raises(trocar.ModelConflictError):
+        with pytest.raises(trocar.errors.ModelConflictError):
             client.trainer(kept.trainer_id).publish("tuned")
 
 

@@ -171,7 +171,7 @@ def test_a_damaged_image_is_named(client: trocar.Client, tmp_path_factory: pytes
         Image.new("RGB", (40, 40), (index, 0, 0)).save(folder / f"{index}.png")
     assert client.fid("resnet18", folder, folder, batch_size=2).distance == pytest.approx(0, abs=1e-9)
     (folder / "3.png").write_bytes(b"no image")
-    with pytest.raises(trocar.InvalidImageError) as caught:
+    with pytest.raises(trocar.errors.InvalidImageError) as caught:
         client.cka("resnet18", folder, TAPS, other="other", batch_size=2)
     assert caught.value.__notes__ == [
         f"in samples 2 to 3 ({folder / '2.png'} to {folder / '3.png'}), resnet18; "

@@ -206,15 +206,15 @@ async def test_the_asyncio_client_gives_the_same(server: RunningServer, client: 
 
 
 def test_what_the_server_refuses_is_raised(client: trocar.Client) -> None:
-    with pytest.raises(trocar.UnknownModelError):
+    with pytest.raises(trocar.errors.UnknownModelError):
         client.attribute("no-such-model", X, "saliency")
-    with pytest.raises(trocar.UnknownModuleError):
+    with pytest.raises(trocar.errors.UnknownModuleError):
         client.grad_cam("resnet18", X, "layer9")
-    with pytest.raises(trocar.ObjectiveOutOfRangeError):
+    with pytest.raises(trocar.errors.ObjectiveOutOfRangeError):
         client.attribute("resnet18", X, "saliency", of=trocar.logit(1000))
-    with pytest.raises(trocar.ObjectiveOutOfRangeError):
+    with pytest.raises(trocar.errors.ObjectiveOutOfRangeError):
         client.attribute("resnet18", X, "integrated_gradients", of=trocar.logit([3, 1000]), steps=2)
-    with pytest.raises(trocar.UnknownModuleError) as caught:
+    with pytest.raises(trocar.errors.UnknownModuleError) as caught:
         client.attribute("resnet18", X, "guided_backprop", relus="**:GELU")
     assert "relus= names others" in caught.value.__notes__[0]
 

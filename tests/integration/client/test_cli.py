@@ -111,18 +111,18 @@ def test_models_as_json_are_the_clients_answer(cli: Trocar, client: trocar.Clien
 
 
 def test_models_are_unloaded_and_loaded(cli: Trocar) -> None:
-    assert cli("unload", "spare").out == "spare is unloaded\n"
-    assert cli("load", "spare").out.startswith("spare is loaded on cpu: random:0, 7 parameters")
-    assert cli("load", "spare", "--weights", "random:1").code == 1
+    assert cli("admin", "unload", "spare").out == "spare is unloaded\n"
+    assert cli("admin", "load", "spare").out.startswith("spare is loaded on cpu: random:0, 7 parameters")
+    assert cli("admin", "load", "spare", "--weights", "random:1").code == 1
 
 
 def test_arrays_for_a_model_that_is_not_loaded_say_what_to_do(cli: Trocar, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 7), np.float32))
-    cli("unload", "spare")
+    cli("admin", "unload", "spare")
     done = cli("stats", "spare", tmp_path / "x.npy", "--tap", "/out")
-    cli("load", "spare")
+    cli("admin", "load", "spare")
     assert done.code == 1
-    assert "trocar load spare [MODEL_NOT_LOADED]" in done.err
+    assert "trocar admin load spare [MODEL_NOT_LOADED]" in done.err
 
 
 def test_modules_are_a_tree_in_execution_order(cli: Trocar) -> None:
@@ -322,10 +322,12 @@ def test_error_of_a_batch_names_its_files(cli: Trocar, photos: list[Path], tmp_p
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("words", [("stats",), ("extract", "--out", "f.safetensors"), ("dead",), ("cka",)])
-def test_array_without_rows_is_a_usage_error(cli: Trocar, tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", ["stats", "extract --out f.safetensors", "analyse dead", "analyse cka"])
+def test_array_without_rows_is_a_usage_error(cli: Trocar, tmp_path: Path, command: str) -> None:
     np.save(tmp_path / "none.npy", np.zeros((0, 3, 8, 8), np.float32))
-    done = cli(words[0], "plain", tmp_path / "none.npy", "--tap", "conv", *words[1:])
+    name, dashes, options = command.partition(" --")
+    given = ("plain", tmp_path / "none.npy", "--tap", "conv")
+    done = cli(*name.split(), *given, *f"{dashes.strip()}{options}".split())
     assert (done.code, done.out) == (2, "")
     assert "none.npy: no samples" in done.err
 
@@ -363,7 +365,7 @@ def test_a_url_is_refused_with_the_line_that_mends_it(cli: Trocar, words: tuple[
     [
         ("modules ", ["half", "plain", "spare"]),
         ("stats pl", ["plain"]),
-        ("diff plain h", ["half"]),
+        ("admin unload h", ["half"]),
         ("extract plain x.png --tap con", ["conv", "conv2"]),
         ("cam plain x.png --at re", ["relu"]),
         ("stats --tap con", []),
@@ -392,8 +394,8 @@ def test_tables_fit_the_terminal(
         ("modules", "plain"),
         ("models",),
         ("plan", "plain", "--tap", "**"),
-        ("dead", "plain", photos[0], "--threshold", 1e9),
-        ("health", "plain", photos[0]),
+        ("analyse", "dead", "plain", photos[0], "--threshold", 1e9),
+        ("analyse", "health", "plain", photos[0]),
         ("stats", "plain", photos[0], "--tap", "**"),
     ):
         done = cli(*words)
@@ -436,6 +438,23 @@ def test_wrong_command_line_exits_with_2(cli: Trocar, photos: list[Path], words:
     assert "Traceback" not in done.err
 
 
+def test_a_command_whose_stream_fails_ends(server: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "no.png").write_text("no image")
+    words = ("stats", "plain", tmp_path / "no.png", "--tap", "conv", "--server", server.address)
+    done = subprocess.run(
+        [sys.executable, "-m", "trocar", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "[INVALID_IMAGE]" in done.stderr
+
+
+def test_a_text_for_a_model_of_images_is_told(cli: Trocar, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    done = cli("extract", "plain", tmp_path / "a.txt", "--tap", "conv", "--out", tmp_path / "a.safetensors")
+    assert done.code == 2
+    assert "a.txt is a text, and plain takes images" in done.err
+
+
 def test_server_that_does_not_answer_exits_with_3(cli: Trocar) -> None:
     done = cli("models", "--server", "127.0.0.1:1")
     assert done.code == 3
@@ -447,7 +466,12 @@ def test_server_that_does_not_answer_exits_with_3(cli: Trocar) -> None:
     [
         (("modules", "plane"), 1, "UNKNOWN_MODEL", "plain"),
         (("models", "--server", "127.0.0.1:1"), 3, None, "no connection to 127.0.0.1:1"),
-        (("stats", "plain", "{photo}", "--tap", "conv", "--stats", "meen"), 2, None, "no statistic 'meen'"),
+        (
+            ("stats", "plain", "{photo}", "--tap", "conv", "--stats", "meen"),
+            2,
+            None,
+            "not 'meen'; nearest: mean",
+        ),
         (("modles",), 2, None, "modles"),
         (("stats", "plain", "missing.png", "--tap", "conv"), 2, None, "missing.png"),
         (("plan", "plain"), 2, None, "--tap"),
@@ -476,7 +500,7 @@ def test_help_says_what_the_exit_codes_mean(cli: Trocar) -> None:
 
 def test_convert_writes_a_state_dict_as_safetensors(cli: Trocar, tmp_path: Path) -> None:
     torch.save({"weight": torch.arange(3.0)}, tmp_path / "w.pth")
-    done = cli("convert", tmp_path / "w.pth", tmp_path / "w.safetensors")
+    done = cli("admin", "convert", tmp_path / "w.pth", tmp_path / "w.safetensors")
     assert done.code == 0
     np.testing.assert_array_equal(load_file(tmp_path / "w.safetensors")["weight"], [0, 1, 2])
 
@@ -500,7 +524,7 @@ def test_help_imports_neither_torch_nor_the_server() -> None:
 
 def test_fid_of_a_folder_with_itself_is_zero(cli: Trocar, photos: list[Path]) -> None:
     folder = photos[0].parent
-    done = cli("fid", "plain", folder, folder, "--at", "conv2", "--batch", 2, "--json")
+    done = cli("analyse", "fid", "plain", folder, folder, "--at", "conv2", "--batch", 2, "--json")
     assert (done.code, done.json["count_a"], done.json["channels"]) == (0, 5, 4)
     assert done.json["distance"] == pytest.approx(0, abs=1e-12)
 
@@ -509,28 +533,30 @@ def test_cka_is_the_clients_and_draws(
     cli: Trocar, client: trocar.Client, photos: list[Path], tmp_path: Path
 ) -> None:
     taps = ("--tap", "conv", "--tap", "fc")
-    done = cli("cka", "plain", photos[0].parent, *taps, "--plot", tmp_path / "cka.png", "--json")
+    done = cli("analyse", "cka", "plain", photos[0].parent, *taps, "--plot", tmp_path / "cka.png", "--json")
     np.testing.assert_array_equal(done.json["matrix"], client.cka("plain", photos, ["conv", "fc"]).matrix)
     assert (tmp_path / "cka.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_dead_is_the_clients(cli: Trocar, client: trocar.Client, photos: list[Path]) -> None:
-    assert cli("dead", "plain", *photos, "--batch", 2).out == f"{client.dead_channels('plain', photos)}\n"
+    done = cli("analyse", "dead", "plain", *photos, "--batch", 2)
+    assert done.out == f"{client.dead_channels('plain', photos)}\n"
 
 
 def test_diff_of_a_model_with_itself_agrees(cli: Trocar, photos: list[Path]) -> None:
-    done = cli("diff", "plain", "plain", *photos, "--batch", 2)
+    names = ("--tap", "conv", "--tap-other", "conv")
+    done = cli("compare", "plain", *photos, "--other", "plain", *names, "--batch", 2)
     assert done.code == 0
     assert "feature maps agree within a relative error of 1e-05" in done.out
 
 
 def test_an_analysis_of_an_unknown_model_says_which(cli: Trocar, photos: list[Path]) -> None:
-    done = cli("diff", "plain", "missing", *photos)
+    done = cli("analyse", "cka", "plain", *photos, "--tap", "fc", "--other", "missing", "--other-tap", "fc")
     assert (done.code, done.out) == (1, "")
     assert "[UNKNOWN_MODEL]\nof missing" in done.err
 
 
 def test_an_analysis_that_refuses_its_inputs_is_a_usage_error(cli: Trocar, photos: list[Path]) -> None:
-    done = cli("cka", "plain", photos[0], "--tap", "fc")
+    done = cli("analyse", "cka", "plain", photos[0], "--tap", "fc")
     assert done.code == 2
     assert "at least 2 samples" in done.err

@@ -237,7 +237,7 @@ def test_the_commands_compare_and_draw(
     code, out, err = run(server, capsys, "compare", "plain", array)
     assert code == 2
     assert "--other MODEL" in " ".join(err.split())
-    words = ("--tap", "pool", "--edit-b", "conv2 scale -40.0")
-    code, out, _ = run(server, capsys, "diff", "plain", "plain", array, *words)
+    words = ("--tap", "pool", "--tap-other", "pool", "--edit", "conv2 scale -40.0")
+    code, out, _ = run(server, capsys, "compare", "plain", array, *words)
     assert code == 0
     assert "first diverging: pool" in out

@@ -28,7 +28,7 @@ from trocar._cli.demo import command, demo_sources, hosting
 from trocar._cli.demo.demo_sources import find_sources
 from trocar._cli.demo.hosting import MODEL_ID, WEIGHTS_FILE, serving
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/demo.md"
 COMMAND = [sys.executable, "-m", "trocar", "demo", "--out"]
 
 
@@ -72,7 +72,7 @@ def address_of(text: str) -> str:
 
 
 def assert_nobody_listens(address: str) -> None:
-    with trocar.connect(address, retries=0) as client, pytest.raises(trocar.ServerUnavailableError):
+    with trocar.connect(address, retries=0) as client, pytest.raises(trocar.errors.ServerUnavailableError):
         client.server_info()
 
 
@@ -125,8 +125,8 @@ def test_demo_says_what_it_wrote(demo: Run) -> None:
     assert "server.ready" not in written
 
 
-def test_readme_shows_what_the_demo_prints(demo: Run) -> None:
-    (shown,) = [block.text for block in blocks(README) if "Egyptian cat" in block.text]
+def test_its_page_shows_what_the_demo_prints(demo: Run) -> None:
+    (shown,) = [block.text for block in blocks(PAGE) if "Egyptian cat" in block.text]
     printed = {_without_digits(line) for line in demo.text.splitlines()}
     lines = [line for line in shown.splitlines() if line and line != "   ..."]
     assert [line for line in lines if _without_digits(line) not in printed] == []
@@ -147,7 +147,7 @@ def convert(checkpoint, target):
     return str(shutil.copy(sys.argv[2], target))
 
 command.convert = convert
-command.demo(Path(sys.argv[1]))
+command.demo(out=Path(sys.argv[1]))
 """
 """The demo with weights that were converted before."""
 

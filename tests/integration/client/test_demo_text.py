@@ -1,4 +1,4 @@
-"""`trocar demo-text` in a process of its own, compared with sentence-transformers."""
+"""`trocar demo text` in a process of its own, compared with sentence-transformers."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from trocar._cli.demo.text import LAST_LAYER, RESULTS, SENTENCES, VECTORS, contr
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "trocar", "demo-text", "--out", str(folder)]
+    command = [sys.executable, "-m", "trocar", "demo", "text", "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, folder

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from tests.support import ROOT
 from tests.support.files.command_lines import parse
 from tests.support.files.markdown import Block, blocks, links, table_rows
-from tests.support.models import text_models
+from tests.support.models import causal_models, text_models
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar import ErrorReason
 from trocar._cli.app import build_app
@@ -64,7 +64,17 @@ pages = pytest.mark.parametrize("page", CHECKED, ids=lambda page: page.name)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     whisper = text_models.save_whisper(tmp_path_factory.mktemp("whisper"))
-    models = {**MODELS, "whisper": ModelConfig(source=f"hf:{whisper}")}
+    llama = tmp_path_factory.mktemp("llama")
+    causal_models.save_causal("llama", llama)
+    gpt2 = tmp_path_factory.mktemp("gpt2")
+    causal_models.save_causal("gpt2", gpt2)
+    deeper = {"n_layer": 8}  # the pages name its layer 6
+    models = {
+        **MODELS,
+        "gpt2": ModelConfig(source=f"hf:{gpt2}", weights="random:0", options=deeper),
+        "whisper": ModelConfig(source=f"hf:{whisper}"),
+        "llama": ModelConfig(source=f"hf:{llama}"),
+    }
     patient = {"max_processing_s": 300}  # the start of a tokenizer or feature extractor, on a busy machine
     with capture_logs(), running_server(models=models, limits=patient) as running:  # no log in our stdout
         yield running
@@ -178,9 +188,14 @@ def test_extras_of_the_page_exist(page: Path) -> None:
     assert named <= set(metadata("trocar").get_all("Provides-Extra", []))
 
 
-def test_readme_leads_to_every_page() -> None:
-    found = {(ROOT / link).resolve() for link in links(ROOT / "README.md") if "://" not in link}
-    assert set(GUIDES) <= found
+def test_the_first_pages_lead_to_every_page() -> None:
+    pages = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    found = {(page.parent / link).resolve() for page in pages for link in links(page) if "://" not in link}
+    assert set(GUIDES) <= found | {pages[1]}
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 55
 
 
 def test_readme_shows_what_the_demo_prints_in_a_picture_of_sensible_size() -> None:
@@ -210,7 +225,9 @@ def test_every_command_and_option_is_explained() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     root: Any = typer.main.get_command(build_app())
     commands = dict(root.commands)
-    commands |= {e.name: typer.main.get_command(plugin_app(e)) for e in entry_points(group=GROUP)}
+    for entry in entry_points(group=GROUP):
+        name = f"admin {entry.name}" if entry.name in commands["admin"].commands else entry.name
+        commands[name] = typer.main.get_command(plugin_app(entry))
     for name, command in commands.items():
         assert f"## trocar {name}" in page
         of_group = getattr(command, "commands", {})

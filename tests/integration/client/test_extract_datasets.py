@@ -300,6 +300,19 @@ def test_wrong_command_line_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".txt"])
+def test_a_folder_of_sound_or_texts_is_not_for_a_model_of_images(
+    cli: Trocar, tmp_path: Path, suffix: str
+) -> None:
+    source = tmp_path / "samples"
+    source.mkdir()
+    (source / f"a{suffix}").write_bytes(b"x")
+    done = cli("extract", "plain", source, *TAPS, "--out", tmp_path / "f.safetensors")
+    assert (done.code, done.out) == (2, "")
+    what = "a text" if suffix == ".txt" else "sound"
+    assert f"a{suffix} is {what}, and plain takes images" in " ".join(done.err.split())
+
+
 def test_a_folder_with_the_name_of_a_file_is_refused_at_once(cli: Trocar, few: Path, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").mkdir()
     done = cli("extract", "plain", few, *TAPS, "--out", tmp_path / "x.safetensors")

@@ -266,3 +266,25 @@ def test_options_of_texts_that_go_into_one_file(
     assert stopped.value.code == code
     if code == 0:
         assert len(load_file(out)[LAYER]) == (1 if "--limit" in options else 2)
+
+
+@pytest.mark.parametrize(
+    ("model_id", "suffix"), [("wav2vec2", ".wav"), ("wav2vec2", ".flac"), ("mini", ".txt")]
+)
+def test_a_folder_of_sound_or_texts_needs_a_folder(
+    server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    model_id: str,
+    suffix: str,
+) -> None:
+    monkeypatch.setenv("TROCAR_SERVER", server.address)
+    source = tmp_path / "samples"
+    source.mkdir()
+    (source / f"a{suffix}").write_bytes(b"x")
+    words = ["extract", model_id, str(source), "--tap", "/out", "--out", str(tmp_path / "f.safetensors")]
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert "samples differ in length, so --out must be a folder" in " ".join(capsys.readouterr().err.split())

@@ -42,6 +42,14 @@ MISTAKES: dict[str, Any] = {
     "channels last in int64": RANDOM.integers(0, 255, (2, 8, 8, 3)),
     "uint8 with channels first": RANDOM.integers(0, 255, (2, 3, 8, 8)).astype("uint8"),
     "uint8 with channels first without a batch": RANDOM.integers(0, 255, (3, 8, 8)).astype("uint8"),
+    "grey": RANDOM.integers(0, 255, (8, 8)).astype("uint8"),
+    "grey with a channel": RANDOM.integers(0, 255, (8, 8, 1)).astype("uint8"),
+    "grey with a channel first": RANDOM.integers(0, 255, (1, 8, 8)).astype("uint8"),
+    "a batch of grey ones with a channel first": RANDOM.integers(0, 255, (2, 1, 8, 8)).astype("uint8"),
+    "a batch of grey ones": RANDOM.integers(0, 255, (2, 8, 8)).astype("uint8"),
+    "a batch of grey ones with a channel": RANDOM.integers(0, 255, (2, 8, 8, 1)).astype("uint8"),
+    "with alpha": RANDOM.integers(0, 255, (8, 8, 4)).astype("uint8"),
+    "a batch with alpha": RANDOM.integers(0, 255, (2, 8, 8, 4)).astype("uint8"),
     "int64": RANDOM.integers(0, 255, (2, 3, 8, 8)),
     "float64": RANDOM.normal(size=(2, 3, 8, 8)),
     "no batch": RANDOM.normal(size=(3, 8, 8)).astype("float32"),
@@ -51,14 +59,25 @@ MISTAKES: dict[str, Any] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_line_of_an_error_mends_the_array(client: trocar.Client, name: str) -> None:
     array = MISTAKES[name]
-    with pytest.raises(trocar.InputRejectedError) as caught:
+    with pytest.raises(trocar.errors.InputRejectedError) as caught:
         client.extract("plain", array, "fc")
     message = str(caught.value)
     assert str(array.dtype) in message
     assert "float32" in message or "3, 8, 8" in message
-    line = re.search(r"`(array[^`]+)`", message)
+    line = re.search(r"`([^`]*array[^`]+)`", message)
     assert line is not None, message
     assert client.extract("plain", eval(line[1], {"array": array, "np": np}), "fc")["fc"].shape[1] == 5
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 8, 8, 3)])
+def test_the_line_mends_arrays_in_a_list(client: trocar.Client, shape: tuple[int, ...]) -> None:
+    array = RANDOM.integers(0, 255, shape).astype("uint8")
+    with pytest.raises(trocar.errors.InputRejectedError) as caught:
+        client.extract("plain", [array], "fc")
+    line = re.search(r"`([^`]*array[^`]+)`", str(caught.value))
+    assert line is not None, str(caught.value)
+    mended = eval(line[1], {"array": [array] if array.ndim == 4 else array, "np": np})
+    assert client.extract("plain", mended, "fc")["fc"].shape == (len(array) if array.ndim == 4 else 1, 5)
 
 
 def test_a_folder_a_pattern_and_a_url_are_no_picture(client: trocar.Client, photos: Path) -> None:
@@ -94,7 +113,7 @@ def test_folders_and_patterns_work_where_many_are_allowed(client: trocar.Client,
 
 def test_a_module_that_is_not_called_names_modules_that_run(client: trocar.Client) -> None:
     with pytest.raises(
-        trocar.ModuleNotCalledError, match=r"never calls it; those that run: .*conv"
+        trocar.errors.ModuleNotCalledError, match=r"never calls it; those that run: .*conv"
     ) as caught:
         client.extract("plain", MISTAKES["no batch"][np.newaxis], "unused")
     names = str(caught.value).rpartition(": ")[2].split(", ")

@@ -85,7 +85,7 @@ def streamed(client: trocar.Client) -> list[Any]:
         return [result.unwrap()["fc"] for result in stream]
 
 
-CALLS: dict[str, Callable[[trocar.Client, trocar.Trainer], object]] = {
+CALLS: dict[str, Callable[[trocar.Client, trocar.training.Trainer], object]] = {
     "models": lambda client, _: client.models(),
     "serving": lambda client, _: client.is_serving(),
     "extract": lambda client, _: client.extract("plain", SMALL, "fc"),
@@ -102,7 +102,7 @@ def test_streams_and_large_extracts_run_after_ctrl_c_inside_of_grpc(
     client: trocar.Client, ctrl_c: CtrlC, name: str
 ) -> None:
     """A call that hangs ends with pytest's own time limit."""
-    trainer = client.train("plain", optimizer=trocar.sgd(lr=0.0))
+    trainer = client.train("plain", optimizer=trocar.training.sgd(lr=0.0))
     want, large = client.extract("plain", SMALL, "fc")["fc"], client.extract("plain", ROWS, "fc")["fc"].copy()
     number = 0
     for number in range(0, MOST_LOCKS, STEP):
@@ -124,8 +124,8 @@ def test_calls_of_other_threads_keep_their_own_time_after_ctrl_c(
 ) -> None:
     retired = []
     monkeypatch.setattr("trocar._sync.connection.retire", lambda *given: retired.append(given))
-    client.extract("plain", SMALL, "fc", timeout_s=3600.0)
-    client.extract("plain", SMALL, "fc", timeout_s=1.0)
+    client.extract("plain", SMALL, "fc", options=trocar.options(timeout_s=3600.0))
+    client.extract("plain", SMALL, "fc", options=trocar.options(timeout_s=1.0))
     ctrl_c.after = 0
     with pytest.raises(KeyboardInterrupt):
         client.models()

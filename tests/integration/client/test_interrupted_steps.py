@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import sys
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from grpc._channel import _SingleThreadedRendezvous
 
 import trocar
 from tests.support.oracles.tiny_training import (
@@ -64,7 +67,7 @@ async def test_the_batch_after_a_cancelled_step_is_not_lost(
 
     after_first_step(linger)
     async with trocar.aio.connect(running.address) as client:
-        trainer = await client.train("tiny", optimizer=trocar.sgd(lr=0.05, momentum=0.9), seed=7)
+        trainer = await client.train("tiny", optimizer=trocar.training.sgd(lr=0.05, momentum=0.9), seed=7)
         first = asyncio.create_task(trainer.step(*given[0]))
         await began.wait()
         first.cancel()
@@ -90,7 +93,7 @@ def test_the_batch_after_a_step_without_time_is_not_lost(
     after_first_step(linger)
     with trocar.connect(running.address) as client:
         trainer = make_trainer(client)
-        with pytest.raises(trocar.DeadlineExceededError):
+        with pytest.raises(trocar.errors.DeadlineExceededError):
             trainer.step(*given[0], timeout_s=0.3)
         threading.Timer(0.3, may_end.set).start()
         assert trainer.step(*given[1]).update_count == 2
@@ -104,6 +107,7 @@ def test_an_interrupted_step_is_cancelled_on_the_server(
     given, is_stopped = batches(2), threading.Event()
 
     def interrupt(guard: Any) -> None:
+        _await_reader()  # Note: [Interrupted call]: before, there is no call to cancel yet
         _thread.interrupt_main()
         until = time.monotonic() + 5
         while guard._reason is None and time.monotonic() < until:
@@ -119,3 +123,13 @@ def test_an_interrupted_step_is_cancelled_on_the_server(
         assert is_stopped.wait(10)
         assert trainer.step(*given[1]).update_count == 2
         assert kept.value is not None
+
+
+def _await_reader() -> None:
+    """Wait until the main thread reads a reply: a busy machine may run a whole step before it does."""
+    until, reads = time.monotonic() + 30, _SingleThreadedRendezvous._next.__code__
+    main = threading.main_thread().ident
+    assert main is not None
+    while all(frame.f_code is not reads for frame, _ in traceback.walk_stack(sys._current_frames()[main])):
+        assert time.monotonic() < until, "the main thread does not read a reply"
+        time.sleep(0.001)

@@ -47,7 +47,7 @@ def own(module: nn.Module, *shape: int) -> dict[str, Any]:
 
 
 def connect(models: Any) -> trocar.Client:
-    return trocar.connect("local", models=models, options=CPU)
+    return trocar.connect("local", models=models, settings=CPU)
 
 
 def local_threads() -> set[str]:
@@ -86,7 +86,7 @@ def test_the_answers_are_those_of_torch_and_of_a_separate_server(client: trocar.
 
 async def test_the_asyncio_client_has_the_same_answers() -> None:
     expected = hooked_outputs(rebuilt(Plain), [IMAGES], ["fc"])["fc", 0, ""]
-    async with trocar.aio.connect("local", models=PLAIN, options=CPU) as local:
+    async with trocar.aio.connect("local", models=PLAIN, settings=CPU) as local:
         maps = await asyncio.gather(*(local.extract("plain", IMAGES, "fc") for _ in range(8)))
     assert all(same_bits(found["fc"], expected) for found in maps)
 
@@ -112,9 +112,9 @@ def test_a_client_without_models_may_load_one() -> None:
 def test_options_are_those_of_the_configuration_file() -> None:
     # Another number would stay with the process: threads that call torch later get it, too.
     options = {**CPU, "threads": torch.get_num_threads(), "limits": {"max_batch": 2}}
-    with trocar.connect("local", models=PLAIN, options=options) as local:
+    with trocar.connect("local", models=PLAIN, settings=options) as local:
         assert local.server_info().limits.max_batch == 2
-        with pytest.raises(trocar.RequestTooLargeError):
+        with pytest.raises(trocar.errors.RequestTooLargeError):
             local.extract("plain", noise(3, 3, 8, 8), "fc")
 
 
@@ -161,7 +161,7 @@ def test_training_the_module_meanwhile_shows_in_the_next_call() -> None:
 def test_replies_are_not_cached_where_weights_may_change() -> None:
     net = nn.Sequential(nn.Linear(4, 2))
     options = {**CPU, "limits": {"feature_cache_bytes": 1 << 20}}
-    with trocar.connect("local", models=own(net, 4), options=options) as local:
+    with trocar.connect("local", models=own(net, 4), settings=options) as local:
         assert local.extract("net", noise(1, 4), "0")["0"].any()
         with torch.no_grad():
             for parameter in net.parameters():
@@ -187,27 +187,27 @@ def test_a_module_alone_is_enough_where_the_usual_image_fits() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_module_alone_whose_input_is_another_asks_for_its_shape() -> None:
-    with pytest.raises(trocar.ModelInvalidError, match=r'"net": \{"module": \.\.\., "input_shape"'):
+    with pytest.raises(trocar.errors.ModelInvalidError, match=r'"net": \{"module": \.\.\., "input_shape"'):
         connect({"net": nn.Linear(10, 2)})
 
 
 # --- What is refused --------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Any, type[trocar.TrocarError], str]] = {
-    "unknown architecture": (["resnet19"], trocar.UnknownArchitectureError, "resnet18"),
-    "unknown weights": ({"resnet18": "V9"}, trocar.UnknownWeightsError, "DEFAULT"),
-    "no seed": (["resnet18=random:x"], trocar.UnknownWeightsError, "seed"),
-    "bad id": ({"UPPER": nn.Identity()}, trocar.ModelInvalidError, "UPPER"),
-    "no model": ({"net": 7}, trocar.ModelInvalidError, "int is not a model description"),
-    "no module": ({"net": {"module": Plain}}, trocar.ModelInvalidError, "not an nn.Module"),
+    "unknown architecture": (["resnet19"], trocar.errors.UnknownArchitectureError, "resnet18"),
+    "unknown weights": ({"resnet18": "V9"}, trocar.errors.UnknownWeightsError, "DEFAULT"),
+    "no seed": (["resnet18=random:x"], trocar.errors.UnknownWeightsError, "seed"),
+    "bad id": ({"UPPER": nn.Identity()}, trocar.errors.ModelInvalidError, "UPPER"),
+    "no model": ({"net": 7}, trocar.errors.ModelInvalidError, "int is not a model description"),
+    "no module": ({"net": {"module": Plain}}, trocar.errors.ModelInvalidError, "not an nn.Module"),
     "weights for a module": (
         {"net": {"module": Plain(), "weights": "x.safetensors"}},
-        trocar.ModelInvalidError,
+        trocar.errors.ModelInvalidError,
         "weights cannot go with a module",
     ),
-    "unknown key": ({"net": {"factroy": "a:b"}}, trocar.InvalidArgumentError, "factroy"),
-    "lazy module": (own(nn.LazyLinear(2), 3), trocar.ModelInvalidError, "net"),
-    "lock inside": (own(HoldsLock(), 3), trocar.ModelInvalidError, "cannot be replicated"),
+    "unknown key": ({"net": {"factroy": "a:b"}}, trocar.errors.InvalidArgumentError, "factroy"),
+    "lazy module": (own(nn.LazyLinear(2), 3), trocar.errors.ModelInvalidError, "net"),
+    "lock inside": (own(HoldsLock(), 3), trocar.errors.ModelInvalidError, "cannot be replicated"),
 }
 
 
@@ -223,12 +223,12 @@ def test_what_cannot_be_hosted_is_refused_at_connect(case: str) -> None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("options", [{"port": 1}, {"host": "0.0.0.0"}, {"limits": {"max_batch": 0}}])
 def test_an_option_that_is_wrong_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(trocar.InvalidArgumentError, match=next(iter(options))):
-        trocar.connect("local", models=[], options=options)
+    with pytest.raises(trocar.errors.InvalidArgumentError, match=next(iter(options))):
+        trocar.connect("local", models=[], settings=options)
 
 
-@pytest.mark.parametrize("extra", [{"models": []}, {"options": {}}])
-def test_models_and_options_go_with_local_only(extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize("extra", [{"models": []}, {"settings": {}}])
+def test_models_and_settings_go_with_local_only(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="local"):
         trocar.connect("localhost:1", **extra)
 
@@ -248,9 +248,26 @@ def test_without_the_server_the_error_says_what_to_install(
 
     found = [Entry("start", "nowhere:start", local.GROUP)] if missing == "torch" else []
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
+    what = "PyTorch" if missing == "torch" else "'trocar_server', a part of the server,"
     with pytest.raises(
-        trocar.ServerUnavailableError, match=rf"'{missing}'.*pip install \"trocar\[server\]\""
-    ):
+        ImportError, match=rf"{what} is not installed: pip install \"trocar\[server\]\""
+    ) as caught:
+        trocar.connect("local")
+    assert isinstance(caught.value, trocar.TrocarError)
+
+
+def test_without_torch_the_error_is_about_torch_whatever_is_missing_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Entry(importlib.metadata.EntryPoint):
+        def load(self) -> Any:
+            raise ModuleNotFoundError("No module named 'structlog'", name="structlog")
+
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [Entry("start", "nowhere:start", local.GROUP)]
+    )
+    monkeypatch.setattr(local, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="PyTorch is not installed"):
         trocar.connect("local")
 
 
@@ -281,7 +298,7 @@ def test_a_closed_client_leaves_nothing() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 async def test_a_closed_asyncio_client_leaves_nothing() -> None:
-    local = trocar.aio.connect("local", models=PLAIN, options=CPU)
+    local = trocar.aio.connect("local", models=PLAIN, settings=CPU)
     await local.extract("plain", IMAGES, "fc")
     await local.close()
     await local.close()
@@ -311,7 +328,7 @@ async def test_both_kinds_of_client_work_side_by_side() -> None:
     """Two event loops and the sync client's threads share what gRPC has for the process."""
     expected = hooked_outputs(rebuilt(Plain), [IMAGES], ["fc"])["fc", 0, ""]
     with log_records() as records, connect(PLAIN) as sync, ThreadPoolExecutor(4) as pool:
-        async with trocar.aio.connect("local", models=PLAIN, options=CPU) as local:
+        async with trocar.aio.connect("local", models=PLAIN, settings=CPU) as local:
             blocking = [pool.submit(sync.extract, "plain", IMAGES, "fc") for _ in range(40)]
             found = await asyncio.gather(*(local.extract("plain", IMAGES, "fc") for _ in range(40)))
             found += await asyncio.gather(*map(asyncio.wrap_future, blocking))

@@ -40,7 +40,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def trained(client: trocar.Client, steps: int = 1) -> trocar.Trainer:
+def trained(client: trocar.Client, steps: int = 1) -> trocar.training.Trainer:
     trainer = client.train("tinynet")
     for _ in range(steps):
         trainer.step(noise(2, 3, 8, 8), LABELS)
@@ -50,12 +50,12 @@ def trained(client: trocar.Client, steps: int = 1) -> trocar.Trainer:
 @pytest.mark.usefixtures("home")
 def test_a_second_server_of_the_process_trains_as_well() -> None:
     for _ in range(2):
-        with trocar.connect("local", models=TinyNet(), options=CPU) as client:
+        with trocar.connect("local", models=TinyNet(), settings=CPU) as client:
             assert trained(client).info().update_count == 1
 
 
 def test_what_is_kept_goes_with_the_client(home: Path) -> None:
-    with trocar.connect("local", models=TinyNet(), options=CPU) as client:
+    with trocar.connect("local", models=TinyNet(), settings=CPU) as client:
         trained(client).save()
         client.upload_dataset((noise(4, 3, 8, 8), np.arange(4)))
         assert any(name.endswith("trainer.json") for name in files(home))
@@ -65,9 +65,9 @@ def test_what_is_kept_goes_with_the_client(home: Path) -> None:
 def test_a_data_dir_that_is_named_is_kept_and_let_go(home: Path) -> None:
     options = {**CPU, "data_dir": str(home / "mine")}
     models = {"tinynet": {"factory": f"{__name__}:TinyNet", "input_shape": (3, 8, 8), "weights": "random:0"}}
-    with trocar.connect("local", models=models, options=options) as client:
+    with trocar.connect("local", models=models, settings=options) as client:
         trainer_id = trained(client, 2).trainer_id
-    with trocar.connect("local", models=models, options=options) as client:
+    with trocar.connect("local", models=models, settings=options) as client:
         (found,) = client.trainers()
     assert (found.trainer_id, found.update_count) == (trainer_id, 2)  # saved though nobody asked for it
 
@@ -78,7 +78,7 @@ def test_trainers_of_strangers_are_not_seen(home: Path, capfd: pytest.CaptureFix
         path.mkdir(parents=True)
         (path / "trainer.json").write_text("a stranger's")
     before = files(home)
-    with trocar.connect("local", models=TinyNet(), options=CPU) as client:
+    with trocar.connect("local", models=TinyNet(), settings=CPU) as client:
         assert client.trainers() == []
     assert files(home) == before
     assert capfd.readouterr() == ("", "")
@@ -86,10 +86,10 @@ def test_trainers_of_strangers_are_not_seen(home: Path, capfd: pytest.CaptureFix
 
 @pytest.mark.usefixtures("home")
 def test_modules_without_ids_are_named_after_their_classes() -> None:
-    with trocar.connect("local", models=TinyNet(), options=CPU) as client:
+    with trocar.connect("local", models=TinyNet(), settings=CPU) as client:
         assert [model.model_id for model in client.models()] == ["tinynet"]
     several = [TinyNet(), "resnet18=random:0", TinyNet()]
-    with trocar.connect("local", models=several, options=CPU) as client:
+    with trocar.connect("local", models=several, settings=CPU) as client:
         assert [model.model_id for model in client.models()] == ["resnet18", "tinynet", "tinynet-2"]
         found = client.extract("tinynet-2", noise(1, 3, 8, 8), "4")["4"]
     assert found.shape == (1, 2)
@@ -130,7 +130,8 @@ FIT = '(np.ones((64, 3), "float32"), np.zeros(64, "int64"))'
 ENDED = f"""
 client.extract("net", x, "fc")
 client.store_edits("net", "none", [trocar.edit("fc", "zero")])
-client.train("net", saved_tensors=trocar.spool(budget_bytes=1, min_bytes=1)).step(x, np.array([0, 1]))
+stored = trocar.training.save_on_disk(budget_bytes=1, min_bytes=1)
+client.train("net", saved_tensors=stored).step(x, np.array([0, 1]))
 trainer = client.train("net")
 trainer.step(x, np.array([0, 1]))
 trainer.save()

@@ -72,10 +72,26 @@ COMMANDS: dict[str, tuple[str, str, list[str]]] = {
     "hf train": ("datasets", "huggingface", ["train", "plain", "hf:x", "--export", "OUT"]),
     "hf eval": ("datasets", "huggingface", ["train", "plain", "PHOTOS", "--eval", "hf:x", "--export", "OUT"]),
     "cam": ("matplotlib", "plot", ["cam", "plain", "IMAGE", "--out", "OUT.png"]),
-    "cka": ("matplotlib", "plot", ["cka", "plain", "IMAGE", "--tap", "fc", "--plot", "OUT.png"]),
-    "dead": ("matplotlib", "plot", ["dead", "plain", "IMAGE", "--plot", "OUT.png"]),
-    "diff": ("matplotlib", "plot", ["diff", "plain", "plain", "IMAGE", "--plot", "OUT.png"]),
-    "health": ("matplotlib", "plot", ["health", "plain", "IMAGE", "--plot", "OUT.png"]),
+    "cka": ("matplotlib", "plot", ["analyse", "cka", "plain", "IMAGE", "--tap", "fc", "--plot", "OUT.png"]),
+    "dead": ("matplotlib", "plot", ["analyse", "dead", "plain", "IMAGE", "--plot", "OUT.png"]),
+    "diff": (
+        "matplotlib",
+        "plot",
+        [
+            "compare",
+            "plain",
+            "IMAGE",
+            "--other",
+            "plain",
+            "--tap-other",
+            "fc",
+            "--tap",
+            "fc",
+            "--plot",
+            "OUT.png",
+        ],
+    ),
+    "health": ("matplotlib", "plot", ["analyse", "health", "plain", "IMAGE", "--plot", "OUT.png"]),
     "bench": ("matplotlib", "plot", ["bench", "plain", "--plot", "OUT.png"]),
 }
 
@@ -122,7 +138,7 @@ def test_a_run_over_a_data_set_says_so_before_it_asks_or_writes(
     package, extra, source, options = OPTIONS[case]
     without(monkeypatch, package)
     client: Any = FakeClient()
-    with pytest.raises(trocar.MissingExtraError, match=rf'pip install "trocar\[{extra}\]"'):
+    with pytest.raises(trocar.errors.MissingExtraError, match=rf'pip install "trocar\[{extra}\]"'):
         trocar.extract_dataset(client, "m", source, ["code"], tmp_path / "out", **options)
     assert client.calls == []
     assert not (tmp_path / "out").exists()
@@ -135,7 +151,7 @@ def test_an_output_is_not_read_without_its_library(
     client: Any = FakeClient()
     trocar.extract_dataset(client, "m", ROWS, ["code"], tmp_path / "out", format=format)
     without(monkeypatch, {"zarr": "zarr", "parquet": "pyarrow"}[format])
-    with pytest.raises(trocar.MissingExtraError, match=r'pip install "trocar\[datasets\]"'):
+    with pytest.raises(trocar.errors.MissingExtraError, match=r'pip install "trocar\[datasets\]"'):
         trocar.read_features(tmp_path / "out")
 
 
@@ -145,9 +161,9 @@ def test_a_fit_says_so_before_anything_is_uploaded(
     without(monkeypatch, "datasets")
     with (
         trocar.connect(server.address) as client,
-        client.train("plain", optimizer=trocar.sgd(lr=0.1)) as trainer,
+        client.train("plain", optimizer=trocar.training.sgd(lr=0.1)) as trainer,
     ):
-        with pytest.raises(trocar.MissingExtraError, match=r"trocar\[huggingface\]"):
+        with pytest.raises(trocar.errors.MissingExtraError, match=r"trocar\[huggingface\]"):
             trainer.fit(str(photos), eval="hf:x", progress=False)
         assert client.datasets() == []
 

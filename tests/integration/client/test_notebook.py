@@ -40,7 +40,7 @@ def hosted() -> Iterator[trocar.Client]:
         INPUTS[model_id] = x.numpy()
         models[model_id] = {"module": net, "input_shape": tuple(x.shape[1:])}
     models["pool"] = {"module": nets.PoolNet(), "input_shape": (3, 10, 10)}
-    with trocar.connect("local", models=models, options={"device": "cpu"}) as client:
+    with trocar.connect("local", models=models, settings={"device": "cpu"}) as client:
         yield client
 
 

@@ -171,6 +171,74 @@ class TestRefusals:
         assert status == 403
         assert not any(name.startswith("access-control") for name in sent)
 
+    @pytest.mark.parametrize("name", ["origin", "host", "authorization", "content-type", "sec-fetch-site"])
+    def test_a_header_that_is_given_twice_is_refused(self, url: str, name: str) -> None:
+        netloc = urlsplit(url).netloc
+        own = {
+            "host": netloc,
+            "content-type": CONTENT_TYPE,
+            "origin": f"http://{netloc}",
+            "sec-fetch-site": "same-origin",
+            "authorization": "Bearer a",
+        }
+        twice = [*own.items(), (name, own[name])]
+        head = "".join(f"{key}: {value}\r\n" for key, value in twice)
+        with connection_to(url) as caller:
+            caller.sendall(f"POST /{INFO} HTTP/1.1\r\n{head}content-length: 5\r\n\r\n".encode() + b"\0" * 5)
+            assert caller.recv(1 << 16)[:12] == b"HTTP/1.1 400"
+
+    @pytest.mark.parametrize("name", ["authorization", "x-request-id"])
+    @pytest.mark.parametrize("value", ["Bearer t\xf6ken", "\xa0", "\xc3\xa9"])
+    def test_a_header_that_grpc_does_not_take_is_refused_in_words(
+        self, url: str, name: str, value: str
+    ) -> None:
+        head = head_of(url, 5).replace(b"\r\n\r\n", f"\r\n{name}: {value}\r\n\r\n".encode("latin-1"))
+        with connection_to(url) as caller:
+            caller.sendall(head + b"\0" * 5)
+            reply = b""
+            while name.encode() not in reply:
+                part = caller.recv(1 << 16)
+                assert part, reply
+                reply += part
+        assert reply[:12] == b"HTTP/1.1 400"
+
+    def test_http_2_in_plain_text_is_refused(self, url: str) -> None:
+        from h2.connection import H2Connection
+        from h2.events import ResponseReceived
+
+        connection = H2Connection()
+        connection.initiate_connection()
+        netloc = urlsplit(url).netloc
+        connection.send_headers(
+            1,
+            [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", netloc)],
+            end_stream=True,
+        )
+        with connection_to(url) as caller:
+            caller.sendall(connection.data_to_send())
+            events: list[object] = []
+            while not any(isinstance(event, ResponseReceived) for event in events):
+                part = caller.recv(1 << 16)
+                if not part:
+                    return  # ended, as good
+                events += connection.receive_data(part)
+                caller.sendall(connection.data_to_send())
+        (reply,) = [event for event in events if isinstance(event, ResponseReceived)]
+        assert dict(reply.headers or ())[b":status"] == b"505"
+
+    def test_an_upgrade_to_http_2_is_not_taken(self, url: str) -> None:
+        netloc = urlsplit(url).netloc
+        head = f"GET / HTTP/1.1\r\nhost: {netloc}\r\nconnection: upgrade, http2-settings\r\n"
+        with connection_to(url) as caller:
+            caller.sendall(f"{head}upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n".encode())
+            received = b""
+            while b"505" not in received and b"200" not in received:
+                part = caller.recv(1 << 16)
+                if not part:
+                    break
+                received += part
+        assert b"<html" not in received
+
     def test_only_the_browsers_own_token_counts(self, serve: Serve, tmp_path: Path) -> None:
         now_s = time.time()
         _, token = TokenFile(tmp_path).add("full", Scope, expires_at_s=int(now_s) + 3600, now_s=now_s)
@@ -204,6 +272,24 @@ class TestSlowCallers:
                 assert part, received
                 received += part
         assert b"grpc-status: 3" in received
+
+    def test_a_body_that_comes_byte_by_byte_ends_the_call(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gateway, "BODY_TIMEOUT_S", 0.3)
+        with connection_to(url) as caller:
+            caller.sendall(head_of(url, 100_000) + b"\0\0\1\0\0")
+            with ThreadPoolExecutor(1) as pool:
+                sent = pool.submit(drip, caller)
+                received = b""
+                while b"grpc-status" not in received:
+                    part = caller.recv(1 << 16)
+                    assert part, received
+                    received += part
+                caller.close()
+                assert sent.exception(WAIT_S) is not None
+        assert b"grpc-status: 3" in received
+        assert b"bytes a second" in received
 
     def test_headers_that_come_byte_by_byte_end_the_connection(
         self, client: trocar.Client, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from transformers import BertForSequenceClassification
 
 import trocar
 from tests.support.models import text_models
+from tests.support.models.causal_models import save_causal
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import running_server
 from tests.support.servers.serving import Serve
@@ -61,6 +62,21 @@ SHOWN = {
     "a failure": ".problem",
     "gradient health": "figure.health",
 }
+CAUSAL_MODEL, BLOCK = "llama", "model.layers.1"
+GENERATED = {
+    "panel": "generate",
+    "model": CAUSAL_MODEL,
+    "module": BLOCK,
+    "text": "The river ran",
+    "sample": "",
+    "generate.read": "lens",
+    "generate.colour": "lens",
+    "generate.ends": "ignored",
+    "generate.edits": json.dumps(
+        [{"at": BLOCK, "op": "add", "value": 9.0, "positions": {"prompt": "all", "generated": [0, 2]}}]
+    ),
+}
+"""What a link of a run with an edit has."""
 QUESTIONS = {"train": "Publish", "operate": "Drain"}
 """Buttons that ask once more, by panel."""
 SERIOUS = ("serious", "critical")
@@ -71,9 +87,12 @@ def link(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     """A link to the page, with an input, a module and a trainer that are chosen, a comparison and edits."""
     folder = tmp_path_factory.mktemp("classifier")
     text_models.save_text_classifier(folder, BertForSequenceClassification)
+    causal = tmp_path_factory.mktemp("causal")
+    save_causal("llama", causal)
     models = {
         MODEL: {"weights": "random:0", "categories": f"torchvision:{MODEL}"},
         TEXT_MODEL: {"source": f"hf:{folder}"},
+        CAUSAL_MODEL: {"source": f"hf:{causal}"},
     }
     with running_server(models=models, device="cpu") as server, trocar.connect(server.address) as client:
         trainer = client.train(MODEL, head=2, trainable=["classifier"])
@@ -140,6 +159,25 @@ def test_axe_finds_nothing_serious_in_any_state(browser: Any, link: str, scheme:
         tab.page.locator(".confirmed").wait_for()
         tab.page.evaluate(AXE.read_text(encoding="utf-8"))
         assert problems(tab) == [], panel
+    tab.page.close()
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 360])
+def test_axe_finds_nothing_serious_in_a_run(browser: Any, link: str, width: int, scheme: Any) -> None:
+    tab = Tab(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    tab.page.goto(f"{link.partition('#')[0]}#{urlencode(GENERATED)}")
+    tab.page.get_by_role("button", name="Run", exact=True).click()
+    tab.page.locator("section[data-side=after] .end", has_text="end:").wait_for()
+    tab.page.locator(".status progress").wait_for(state="detached")
+    tab.page.evaluate(AXE.read_text(encoding="utf-8"))
+    for colour in ("lens", "logprob", "norm"):
+        tab.page.get_by_label("Colour of tokens").select_option(colour)
+        tab.page.locator("section[data-side=after] .piece").last.click()
+        tab.page.locator("section.details").wait_for()
+        assert problems(tab) == [], colour
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, colour
     tab.page.close()
     assert tab.problems == []
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import copy
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import numpy as np
 import pytest
@@ -173,13 +173,13 @@ def test_every_operation_has_its_form_and_its_code(tab: Tab, url: str, in_folder
     open_change(tab, url)
     operations = tab.page.get_by_label("Operation").locator("option").all_inner_texts()
     wire = {field.name for field in Edit.DESCRIPTOR.oneofs_by_name["operation"].fields}
-    assert set(operations) == wire - {"stored"}
+    assert set(operations) == wire - {"stored", "direction"}  # which are names of what the server keeps
     for name in operations:
         tab.page.get_by_label("Operation").select_option(name)
         if name in IMPOSSIBLE_HERE:
             tab.page.get_by_role("alert").get_by_text(IMPOSSIBLE_HERE[name]).wait_for()
             continue
-        if name in ("steer", "project_out", "project_onto"):
+        if name in ("steer", "cap", "project_out", "project_onto"):
             tab.page.locator(".changes .thumbnail").first.click()
         settled(tab)
         after = tab.saved("Save what came out as .npy")
@@ -641,6 +641,56 @@ def test_the_keyboard_alone_edits_a_parameter(tab: Tab, url: str) -> None:
     tab.page.keyboard.press("Space")
     tab.page.locator("p", has_text="Rows ").wait_for()
     settled(tab)
+
+
+HOSTILE: list[object] = [
+    {"at": "classifier.1", "op": "scale", "factor": 0, "tokens": "x"},
+    {"at": "classifier.1", "op": "scale", "factor": 0, "channels": {"length": 3}},
+    {"at": "classifier.1", "op": "scale", "factor": 0, "channels": [1.5]},
+    {"at": "classifier.1", "op": "scale", "factor": "0"},
+    {"at": "classifier.1", "op": "scale", "factor": {"valueOf": 1}},
+    {"at": "classifier.1", "op": "mean_ablate", "reference": 3},
+    {"at": "classifier.1", "op": "project_out", "directions": [[1], [1, 2]]},
+    {"at": "classifier.1", "op": "top_k", "k": "many"},
+    {"at": ["classifier.1"], "op": "zero"},
+    {"at": "classifier.1", "op": "zero", "channel_dim": "last"},
+    {"at": "classifier.1", "op": "constructor"},
+    {"at": "classifier.1", "op": "zero", "__proto__": {"op": "scale"}},
+    {"at": "classifier.1", "op": "zero", "toString": 1},
+    None,
+    3,
+    [[]],
+]
+"""Edits that the page itself would not write into a link."""
+
+
+def test_edits_of_a_link_that_the_page_could_not_make_are_left_out(tab: Tab, url: str) -> None:
+    edits = [*HOSTILE, {"at": "classifier.1", "op": "scale", "factor": 0.5}]
+    tab.page.goto(
+        f"{url}#panel=change&sample=cat&module=classifier.1&change.edits={quote(json.dumps(edits))}"
+    )
+    tab.page.locator("ol.edits li").first.wait_for()
+    assert tab.page.locator("ol.edits li button[aria-pressed]").all_inner_texts() == [
+        "classifier.1 scale, factor 0.5"
+    ]
+    tab.page.locator("section.after").wait_for()
+
+
+def test_a_link_does_not_replace_the_token_in_use(tab: Tab, serve: Serve, tmp_path: Path) -> None:
+    now_s = time.time()
+    tokens = [
+        TokenFile(tmp_path).add(name, Scope, expires_at_s=int(now_s) + 3600, now_s=now_s)[1]
+        for name in ("own", "other")
+    ]
+    guarded = serve(models={MODEL: {"weights": "random:0"}}, tokens=True, data_dir=tmp_path)
+    with trocar.connect(guarded.address, token=tokens[0]) as client, client.page() as page:
+        tab.page.goto(f"{page.url}#token={tokens[0]}")
+        tab.page.locator("button.module").first.wait_for()
+        tab.page.goto("about:blank")
+        tab.page.goto(f"{page.url}#token={tokens[1]}")
+        tab.page.get_by_role("status").get_by_text("another token than yours").wait_for()
+        assert tab.page.evaluate("sessionStorage.getItem('trocar-token')") == tokens[0]
+        assert "token" not in tab.page.url
 
 
 def test_the_page_asks_for_a_token_where_the_server_wants_one(tab: Tab, serve: Serve, tmp_path: Path) -> None:

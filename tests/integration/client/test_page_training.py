@@ -38,19 +38,19 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def trainer(client: trocar.Client) -> Iterator[trocar.Trainer]:
+def trainer(client: trocar.Client) -> Iterator[trocar.training.Trainer]:
     made = make_trainer(client)
     yield made
     made.close()
 
 
-def make_trainer(client: trocar.Client) -> trocar.Trainer:
+def make_trainer(client: trocar.Client) -> trocar.training.Trainer:
     return client.train(
         "resnet18",
         head=4,
         trainable=("layer4", "fc"),
-        gradient_rules=trocar.clamp("fc.*", -0.01, 0.01),
-        saved_tensors=trocar.spool(0, min_bytes=1),
+        gradient_edits=trocar.training.gradient_edit("fc.*", "clamp", -0.01, 0.01),
+        saved_tensors=trocar.training.save_on_disk(0, min_bytes=1),
     )
 
 
@@ -59,7 +59,7 @@ def samples() -> Any:
     return random.normal(size=(8, 3, 32, 32)).astype(np.float32), np.arange(8) % 4
 
 
-def open_trainer(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
+def open_trainer(tab: Tab, url: str, trainer: trocar.training.Trainer) -> None:
     tab.page.goto(f"{url}#panel=train&train.trainer={trainer.trainer_id}")
     tab.page.get_by_role("heading", name=trainer.trainer_id).wait_for()
 
@@ -85,7 +85,7 @@ def saved_events(tab: Tab, folder: Path) -> list[dict[str, Any]]:
 
 
 def test_curves_are_of_the_events_of_the_fit(
-    tab: Tab, url: str, trainer: trocar.Trainer, tmp_path: Path
+    tab: Tab, url: str, trainer: trocar.training.Trainer, tmp_path: Path
 ) -> None:
     history = trainer.fit(samples(), epochs=2, batch_size=4, eval=samples())
     open_trainer(tab, url, trainer)
@@ -123,7 +123,7 @@ EVENT_COUNT = 130_000
 """More than a function takes as arguments in Chromium."""
 
 
-def test_a_fit_of_very_many_events_is_shown(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
+def test_a_fit_of_very_many_events_is_shown(tab: Tab, url: str, trainer: trocar.training.Trainer) -> None:
     def event(number: int) -> bytes:
         kind = "finished" if number == EVENT_COUNT - 1 else "step"
         made = fit_pb2.FitEvent(number=number, kind=kind)
@@ -140,7 +140,7 @@ def test_a_fit_of_very_many_events_is_shown(tab: Tab, url: str, trainer: trocar.
 
 
 def test_a_fit_that_follows_another_at_once_is_followed(
-    tab: Tab, url: str, trainer: trocar.Trainer, tmp_path: Path
+    tab: Tab, url: str, trainer: trocar.training.Trainer, tmp_path: Path
 ) -> None:
     open_trainer(tab, url, trainer)
     tab.page.get_by_text("no fit yet").wait_for()
@@ -167,7 +167,7 @@ def test_a_fit_that_follows_another_at_once_is_followed(
     assert (shown[0]["number"], shown[0]["kind"]) == (begun + 1, "started")
 
 
-def test_curves_leave_when_the_next_fit_begins(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
+def test_curves_leave_when_the_next_fit_begins(tab: Tab, url: str, trainer: trocar.training.Trainer) -> None:
     trainer.fit(samples(), epochs=2, batch_size=4)
     open_trainer(tab, url, trainer)
     loss = tab.page.get_by_role("img", name="Loss")
@@ -209,7 +209,7 @@ window.fetch = async (address, options) => {
 
 
 def test_a_fit_is_followed_on_after_its_reply_broke_off(
-    tab: Tab, url: str, trainer: trocar.Trainer, tmp_path: Path
+    tab: Tab, url: str, trainer: trocar.training.Trainer, tmp_path: Path
 ) -> None:
     tab.page.add_init_script(BREAK_OFF)
     trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
@@ -222,7 +222,7 @@ def test_a_fit_is_followed_on_after_its_reply_broke_off(
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_a_fit_is_paused_resumed_and_cancelled(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
+def test_a_fit_is_paused_resumed_and_cancelled(tab: Tab, url: str, trainer: trocar.training.Trainer) -> None:
     trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
     open_trainer(tab, url, trainer)
     tab.page.get_by_role("img", name="Loss").wait_for()  # while it runs
@@ -239,7 +239,7 @@ def test_a_fit_is_paused_resumed_and_cancelled(tab: Tab, url: str, trainer: troc
 
 
 def test_weights_are_published_after_a_confirmation(
-    tab: Tab, url: str, trainer: trocar.Trainer, client: trocar.Client
+    tab: Tab, url: str, trainer: trocar.training.Trainer, client: trocar.Client
 ) -> None:
     open_trainer(tab, url, trainer)
     tab.page.get_by_text("no fit yet").wait_for()
@@ -255,7 +255,7 @@ def test_weights_are_published_after_a_confirmation(
 
 
 def test_a_publication_without_an_answer_stays_in_doubt(
-    tab: Tab, url: str, trainer: trocar.Trainer, client: trocar.Client
+    tab: Tab, url: str, trainer: trocar.training.Trainer, client: trocar.Client
 ) -> None:
     def lose_the_reply(route: Any) -> None:
         route.fetch()
@@ -289,7 +289,7 @@ def ask_to_publish(tab: Tab, name: str) -> None:
 
 
 def test_copied_code_shows_the_same_events(
-    tab: Tab, url: str, trainer: trocar.Trainer, server: RunningServer, tmp_path: Path
+    tab: Tab, url: str, trainer: trocar.training.Trainer, server: RunningServer, tmp_path: Path
 ) -> None:
     history = trainer.fit(samples(), epochs=1, batch_size=4)
     open_trainer(tab, url, trainer)

@@ -130,7 +130,9 @@ def test_an_edit_changes_the_prediction_as_in_torch(client: trocar.Client) -> No
 def test_an_output_that_is_no_classification_is_named(client: trocar.Client) -> None:
     with pytest.raises(ValueError, match=r'structured .* several values: /out\["out"\] float32 \(1, 3\)'):
         client.predict("structured", np.zeros((1, 3), np.float32))
-    with pytest.raises(ValueError, match="5 numbers for each sample, and has 2 class names"):
+    with pytest.raises(
+        trocar.errors.ModelNotLoadedError, match="categories has 2 names, and the model 5 outputs"
+    ):
         client.predict("misnamed", images(1))
     with pytest.raises(ValueError, match=r'softmax is always 1; activation="sigmoid"'):
         client.predict("half", np.zeros((7, 1), np.float32))

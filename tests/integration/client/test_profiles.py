@@ -41,7 +41,7 @@ def test_a_login_serves_later_commands_and_python(serve: Serve, run: Run) -> Non
     assert code == 0, err
     assert address in out
     assert profiles_file().stat().st_mode & 0o777 == 0o600
-    assert run("info")[0] == 0
+    assert run("status")[0] == 0
     with trocar.connect() as client:
         assert client.models() == []
     code, out, _ = run("config", "show", "--json")
@@ -70,13 +70,13 @@ def test_the_profile_of_the_environment_is_made_by_its_login(
 ) -> None:
     address = serve(models={}).address
     monkeypatch.setenv("TROCAR_PROFILE", "lab")
-    code, _, err = run("info")
+    code, _, err = run("status")
     assert code == 2
     assert "`trocar login SERVER --profile lab`" in " ".join(err.split())
     code, _, err = run("login", address, "--profile", "lab")
     assert code == 0, err
     assert read_profiles().get("lab").server == address
-    assert run("info")[0] == 0
+    assert run("status")[0] == 0
 
 
 def test_a_login_without_a_token_is_tested_without_one(
@@ -132,10 +132,10 @@ def test_tls_mistakes_say_what_mends_them(serve: Serve, run: Run, tmp_path: Path
     for port, tls, cure in mistakes:
         with (
             trocar.connect(f"localhost:{port}", tls=tls, retries=0) as client,
-            pytest.raises(trocar.ServerUnavailableError, match=cure),
+            pytest.raises(trocar.errors.ServerUnavailableError, match=cure),
         ):
             client.models()
     code, _, err = run("login", f"https://localhost:{secure}", "--ca", own.certificate)
     assert code == 0, err
     assert read_profiles().get("default").ca == str(own.certificate)
-    assert run("info")[0] == 0
+    assert run("status")[0] == 0

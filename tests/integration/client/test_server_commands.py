@@ -61,15 +61,15 @@ def test_a_server_that_is_ready_prints_its_address_and_failed_models_as_json(tmp
 @pytest.mark.parametrize(
     ("words", "code", "reason", "message"),
     [
-        (("token", "revoke", "nobody"), 1, "INVALID_ARGUMENT", "trocar token list"),
-        (("token", "list", "--config", "{folder}/missing.toml"), 1, "INVALID_ARGUMENT", "missing.toml"),
-        (("token", "create", "alice", "--scope", "root"), 2, None, "root"),
-        (("token", "create", "alice", "--scope", "run", "--expires", "soon"), 2, None, "30d"),
+        (("admin", "token", "revoke", "nobody"), 1, "INVALID_ARGUMENT", "trocar admin token list"),
+        (("admin", "token", "list", "--config", "{folder}/none.toml"), 1, "INVALID_ARGUMENT", "none.toml"),
+        (("admin", "token", "create", "alice", "--scope", "root"), 2, None, "root"),
+        (("admin", "token", "create", "alice", "--scope", "run", "--expires", "soon"), 2, None, "30d"),
         (("doctor", "--adress", "gpu1"), 2, None, "--adress"),
         (("serve", "--config", "{folder}/missing.toml"), 1, "INVALID_ARGUMENT", "missing.toml"),
         (("serve", "resnet18", "timm:resnet18"), 1, "MODEL_INVALID", "write other=timm:resnet18"),
         (("serve", "--port", "many"), 2, None, "--port"),
-        (("convert", "{folder}/a.pth", "{folder}/b.safetensors"), 2, None, "a.pth"),
+        (("admin", "convert", "{folder}/a.pth", "{folder}/b.safetensors"), 2, None, "a.pth"),
     ],
 )
 def test_failures_of_server_commands_are_json_with_json(
@@ -103,7 +103,7 @@ def test_a_server_that_cannot_listen_says_so_as_json(taken_port: int, tmp_path: 
 
 
 def test_failures_of_server_commands_are_a_line_of_text_without_json(run: Any) -> None:
-    code, out, line = run("token", "revoke", "nobody")
+    code, out, line = run("admin", "token", "revoke", "nobody")
     assert (code, out) == (1, "")
     assert line.startswith("error: ")
-    assert "trocar token list" in line
+    assert "trocar admin token list" in line

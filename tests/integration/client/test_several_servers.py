@@ -100,7 +100,7 @@ def test_a_trainer_on_the_second_server_is_found_there(pair: Pair) -> None:
     with pair.alone(pair.servers[1]) as second:
         trainer = make_trainer(second)
         assert pair.client.trainer(trainer.trainer_id).info().trainer_id == trainer.trainer_id
-        with pytest.raises(trocar.UnknownTrainerError):
+        with pytest.raises(trocar.errors.UnknownTrainerError):
             pair.client.trainer("0" * 32)
 
 
@@ -108,7 +108,7 @@ def test_a_trainer_whose_server_is_gone_is_not_said_to_be_unknown(pair: Pair) ->
     trainer = make_trainer(pair.client)
     pair.kill(pair.owner(trainer.trainer_id))
     with trocar.connect(pair.target, retries=0) as another:
-        with pytest.raises(trocar.ServerUnavailableError):
+        with pytest.raises(trocar.errors.ServerUnavailableError):
             another.trainer(trainer.trainer_id)
         made = make_trainer(another)  # by the server that is left
         assert made.info().update_count == 0
@@ -121,8 +121,27 @@ def test_data_sets_are_uploaded_to_one_server_and_found(pair: Pair) -> None:
     assert pair.client.dataset(dataset.dataset_id).dataset_id == dataset.dataset_id
     pair.client.delete_dataset(dataset.dataset_id)
     assert pair.client.datasets() == []
-    with pytest.raises(trocar.UnknownDatasetError):
+    with pytest.raises(trocar.errors.UnknownDatasetError):
         pair.client.dataset(dataset.dataset_id)
+
+
+def test_fitted_directions_are_at_every_server(pair: Pair) -> None:
+    rows = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    labels = np.where(rows[:, 0] > 0, "b", "a")
+    fitted = pair.client.fit_direction("identity", rows, labels, "identity", name="side", folds=0)
+    digests = set()
+    for server in pair.servers:
+        with pair.alone(server) as one:
+            (stored,) = one.directions()
+            digests.add(stored.digest)
+            read = one.extract("identity", rows, trocar.readout("side"))["identity:side"]
+            np.testing.assert_allclose(
+                read, one.direction("identity", "side").read(rows), rtol=1e-4, atol=1e-5
+            )
+    assert digests == {fitted.rows[0].digest}
+    assert [each.name for each in pair.client.directions()] == ["side"]
+    pair.client.delete_directions("identity", "side")
+    assert pair.client.directions() == []
 
 
 def test_stored_edits_are_at_every_server(pair: Pair) -> None:
@@ -142,7 +161,7 @@ def test_stored_edits_of_one_server_are_deleted_there(pair: Pair, has: int) -> N
         one.store_edits("identity", "nothing", trocar.edit("identity", "zero"))
         pair.client.delete_edits("identity", "nothing")
         assert one.stored_edits() == []
-    with pytest.raises(trocar.UnknownEditsError):
+    with pytest.raises(trocar.errors.UnknownEditsError):
         pair.client.delete_edits("identity", "nothing")
 
 
@@ -151,7 +170,7 @@ def test_stored_edits_are_deleted_while_a_server_is_gone(pair: Pair) -> None:
         one.store_edits("identity", "nothing", trocar.edit("identity", "zero"))
     pair.kill(0)
     pair.client.delete_edits("identity", "nothing")
-    with pytest.raises(trocar.UnknownEditsError):
+    with pytest.raises(trocar.errors.UnknownEditsError):
         pair.client.delete_edits("identity", "nothing")
 
 
@@ -169,7 +188,7 @@ def test_two_addresses_of_one_server_are_one_server(serve: Serve) -> None:
 def test_models_are_loaded_and_unloaded_everywhere(pair: Pair) -> None:
     pair.client.unload("identity")
     for server in pair.servers:
-        with pair.alone(server) as one, pytest.raises(trocar.ModelNotLoadedError):
+        with pair.alone(server) as one, pytest.raises(trocar.errors.ModelNotLoadedError):
             one.extract("identity", ROW, "identity")
     pair.client.load("identity")
     for server in pair.servers:
@@ -183,7 +202,9 @@ def test_what_an_operator_does_is_for_one_server(pair: Pair) -> None:
             call()
 
 
-@pytest.mark.parametrize("words", ["status", "drain", "drain --wait", "reload", "page --port 0"])
+@pytest.mark.parametrize(
+    "words", ["status", "admin drain", "admin drain --wait", "admin reload", "page --port 0"]
+)
 def test_a_command_for_one_server_is_refused_in_words(
     pair: Pair, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

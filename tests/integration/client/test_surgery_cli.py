@@ -115,13 +115,13 @@ def test_a_class_that_is_not_there_ends_with_its_reason(cli: Trocar, path: Path)
 
 
 def test_health_is_the_clients_report(cli: Trocar, client: trocar.Client, path: Path, inputs: Array) -> None:
-    done = cli("health", "plain", path, "--of", "sum:fc", "--exploding", "1e-3", "--json")
+    done = cli("analyse", "health", "plain", path, "--of", "sum:fc", "--exploding", "1e-3", "--json")
     expected = client.health("plain", inputs, trocar.value("fc"), exploding=1e-3)
     assert [(row["name"], row["flags"]) for row in done.json["rows"]] == [
         (row.name, list(row.flags)) for row in expected.rows
     ]
     assert expected.flagged
-    shown = cli("health", "plain", path, "--of", "sum:fc", "--exploding", "1e-3")
+    shown = cli("analyse", "health", "plain", path, "--of", "sum:fc", "--exploding", "1e-3")
     assert shown.out.startswith(str(expected))
 
 

@@ -105,7 +105,7 @@ def test_the_command_of_the_readme_does_all_that_it_says(
     assert f"wrote {export} (" in done.out
     assert "published flowers" in done.out
     assert "layer4" not in done.err
-    told = trocar.History.load(history)
+    told = trocar.training.History.load(history)
     assert (told.outcome, len(told.losses), len(told.evaluations)) == ("finished", 6, 3)
     assert set(told.of_kind("step")[0]["changed"]) == {"0", "1"}
     weights = load_file(export)
@@ -245,11 +245,11 @@ def test_a_data_set_on_the_server_is_trained_on_by_its_id(
 def test_accuracy_on_a_tenth_of_the_samples_is_told_unless_something_else_is_said(
     cli: Trocar, flowers: Path, tmp_path: Path
 ) -> None:
-    def events(*words: object) -> tuple[Outcome, trocar.History]:
+    def events(*words: object) -> tuple[Outcome, trocar.training.History]:
         path = tmp_path / "h.jsonl"
         done = cli("train", "resnet18", flowers, "--head", 3, "--trainable", "fc", "--history", path, *words)
         assert done.code == 0, done.err
-        return done, trocar.History.load(path)
+        return done, trocar.training.History.load(path)
 
     done, history = events("--batch", 1, "--epochs", 2)
     assert [event["sample_count"] for event in history.evaluations] == [1, 1]
@@ -282,7 +282,7 @@ def test_targets_that_are_no_labels_are_not_split(cli: Trocar, client: trocar.Cl
         (("--clamp", "fc.*=:"), "does not look like"),
         (("--clamp", "=0:1"), "does not look like"),
         (("--clamp", "fc.*=1:-1"), "low above high"),
-        (("--optimizer", "adamx"), "no optimizer 'adamx'; available: sgd, adam"),
+        (("--optimizer", "adamx"), "--optimizer must be one of sgd, adam"),
         (("--eval", "nowhere"), "--eval: no folder 'nowhere' here, and no data set"),
         (("--export", "no/such/folder/f.safetensors"), "--export: no folder 'no/such/folder'"),
         (("--history", "no/such/folder/h.jsonl"), "--history: no folder"),
@@ -358,7 +358,7 @@ def test_a_fit_that_fails_keeps_its_trainer_and_its_history(
     (info,) = client.trainers()
     assert (done.code, "[NON_FINITE_STEP]" in done.err) == (1, True), done.err
     assert f"trainer {info.trainer_id} stays on the server" in done.err
-    assert trocar.History.load(history).outcome == "failed"
+    assert trocar.training.History.load(history).outcome == "failed"
 
 
 def training_for_long(server: RunningServer, data: Path, *options: object) -> Any:
@@ -402,14 +402,14 @@ def test_the_fit_goes_on_when_the_command_is_interrupted(
     assert f"`trocar trainers watch {info.trainer_id}` shows it" in err
     assert "Traceback" not in err
     assert info.state == "fitting"
-    assert trocar.History.load(tmp_path / "h.jsonl").outcome == "running"
+    assert trocar.training.History.load(tmp_path / "h.jsonl").outcome == "running"
     assert client.trainer(info.trainer_id).cancel() == "ended"
 
 
 def test_numbers_that_json_does_not_have_are_saved_as_json(
     client: trocar.Client, flowers: Path, tmp_path: Path
 ) -> None:
-    optimizer = trocar.sgd(lr=1e30)
+    optimizer = trocar.training.sgd(lr=1e30)
     with client.train("resnet18", head=3, optimizer=optimizer, on_nonfinite="skip") as trainer:
         history = trainer.fit(flowers, epochs=4, progress=False)
     assert any(event.get("is_skipped") for event in history)
@@ -421,7 +421,9 @@ def test_numbers_that_json_does_not_have_are_saved_as_json(
 
     for line in (tmp_path / "h.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
-    assert np.array_equal(trocar.History.load(tmp_path / "h.jsonl").losses, history.losses, equal_nan=True)
+    assert np.array_equal(
+        trocar.training.History.load(tmp_path / "h.jsonl").losses, history.losses, equal_nan=True
+    )
 
 
 def test_unpublishing_is_for_the_owner_and_for_what_no_trainer_needs(
@@ -433,18 +435,21 @@ def test_unpublishing_is_for_the_owner_and_for_what_no_trainer_needs(
     ):
         with alice.train("resnet18", head=3, trainable="fc") as trainer:
             trainer.publish("roses")
-        with pytest.raises(trocar.UnknownModelError, match="published no model"):
+        with pytest.raises(trocar.errors.UnknownModelError, match="published no model"):
             bob.unpublish("roses")
         for name in ("resnet18", "nothing", "../roses", ""):
-            with pytest.raises(trocar.UnknownModelError):
+            with pytest.raises(trocar.errors.UnknownModelError):
                 alice.unpublish(name)
-        with bob.train("roses", trainable="fc"), pytest.raises(trocar.ModelConflictError, match="trainer"):
+        with (
+            bob.train("roses", trainable="fc"),
+            pytest.raises(trocar.errors.ModelConflictError, match="trainer"),
+        ):
             alice.unpublish("roses")
         assert bob.extract("roses", str(flowers / "rose" / "0.png"), taps="/out")["/out"].shape == (1, 3)
         alice.unpublish("roses")
-        with pytest.raises(trocar.UnknownModelError):
+        with pytest.raises(trocar.errors.UnknownModelError):
             bob.model("roses")
-        with pytest.raises(trocar.UnknownModelError):
+        with pytest.raises(trocar.errors.UnknownModelError):
             alice.unpublish("roses")
         with alice.train("resnet18", head=2, trainable="fc", seed=1) as trainer:  # the id is free again
             trainer.publish("roses")

@@ -187,7 +187,7 @@ def test_a_trainer_is_found_through_every_gateway(cluster: Deployed, serve: Serv
     labels = np.array([3, 1])
 
     def losses(first: trocar.Client, second: trocar.Client) -> list[float]:
-        trainer = first.train("tiny", trainable=["classifier"], optimizer=trocar.sgd(lr=0.01))
+        trainer = first.train("tiny", trainable=["classifier"], optimizer=trocar.training.sgd(lr=0.01))
         again = second.trainer(trainer.trainer_id)
         return [trainer.step(IMAGES, labels).loss, again.step(IMAGES, labels).loss]
 
@@ -280,7 +280,9 @@ def test_a_trainer_goes_on_though_its_replica_was_killed_amid_steps(cluster: Dep
     labels = np.array([3, 1])
 
     def losses(client: trocar.Client, at: Callable[[int], None]) -> list[float]:
-        trainer = client.train("tiny", trainable=["classifier"], optimizer=trocar.sgd(lr=0.01, momentum=0.9))
+        trainer = client.train(
+            "tiny", trainable=["classifier"], optimizer=trocar.training.sgd(lr=0.01, momentum=0.9)
+        )
         found = []
         for number in range(12):
             at(number)

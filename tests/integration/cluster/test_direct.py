@@ -106,7 +106,7 @@ def test_direct_calls_of_other_threads_keep_their_own_time_after_ctrl_c(
     monkeypatch.setattr("trocar._sync.connection.retire", lambda *given: retired.append(given))
     with gateway_to(servers[0]) as gateway, trocar.connect(gateway.address, retries=0) as client:
         extract(client)
-        client.extract("plain", IMAGES, ["fc"], timeout_s=3600.0)
+        client.extract("plain", IMAGES, ["fc"], options=trocar.options(timeout_s=3600.0))
         with monkeypatch.context() as interrupted:
             interrupted.setattr(ReplyAssembler, "feed", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):

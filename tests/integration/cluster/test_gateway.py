@@ -89,7 +89,7 @@ def test_inputs_of_many_messages_go_through(
 def test_a_deadline_stops_the_pass(client: trocar.Client, gate: Gate) -> None:
     gate.hold()
     with pytest.raises(DeadlineExceededError):
-        client.extract("gated", ROW, ["last"], timeout_s=1.0)
+        client.extract("gated", ROW, ["last"], options=trocar.options(timeout_s=1.0))
     assert gate.left.wait(WAIT_S)
     assert gate.was_aborted
 

@@ -43,13 +43,13 @@ from trocar_server.training.trainer_calls import CallKind
 WAIT_S = 60.0
 
 
-def stepped(trainer: trocar.Trainer, *seeds: int) -> trocar.Trainer:
+def stepped(trainer: trocar.training.Trainer, *seeds: int) -> trocar.training.Trainer:
     for seed in seeds:
         trainer.step(*samples(4, seed))
     return trainer
 
 
-def own(server: RunningServer, trainer: trocar.Trainer) -> Trainer:
+def own(server: RunningServer, trainer: trocar.training.Trainer) -> Trainer:
     return next(one for one in server.app.trainers.all() if one.trainer_id == trainer.trainer_id)
 
 
@@ -121,17 +121,17 @@ def test_a_call_cancelled_while_it_is_recorded_is_not_applied_by_another_server(
     assert_weights(again, stepped_plainly([samples(4, seed) for seed in range(3)]), tmp_path)
 
 
-def broken_by_its_last_step(replicas: Replicas, clients: Any) -> tuple[trocar.Trainer, Any]:
+def broken_by_its_last_step(replicas: Replicas, clients: Any) -> tuple[trocar.training.Trainer, Any]:
     """Lose a replica right after a step that broke its trainer: its entry is still there."""
     first = replicas.start(models={"root": custom(RootNet)})
-    trainer = clients(first).train("root", optimizer=trocar.sgd(lr=0.05, in_backward=True))
+    trainer = clients(first).train("root", optimizer=trocar.training.sgd(lr=0.05, in_backward=True))
     batch = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32), np.arange(4)
     trainer.step(*batch)
     assert trainer.save().number == 1
     trainer.step(*batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepJournal, "discard", lambda *_: None)
-        with pytest.raises(trocar.TrainerBrokenError, match=r"gradient of 'stem\.weight'"):
+        with pytest.raises(trocar.errors.TrainerBrokenError, match=r"gradient of 'stem\.weight'"):
             trainer.step(np.zeros_like(batch[0]), batch[1])
     return trainer, batch
 
@@ -197,7 +197,7 @@ def killed_by(replicas: Replicas, trainer_id: str, count: int) -> None:
         assert warm_python.run(words, cwd=ROOT).returncode == -signal.SIGKILL
 
 
-def with_a_step_that_kills(server: RunningServer, client: trocar.Client) -> trocar.Trainer:
+def with_a_step_that_kills(server: RunningServer, client: trocar.Client) -> trocar.training.Trainer:
     """Make a trainer with two steps, and a third one that was recorded and not acknowledged."""
     trainer = stepped(make_trainer(client), 0, 1)
     durable = own(server, trainer).durable

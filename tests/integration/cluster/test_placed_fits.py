@@ -138,7 +138,7 @@ def test_a_fit_on_two_nodes_is_that_of_a_ddp_script(
     cluster: Any, client: trocar.Client, tmp_path: Path
 ) -> None:
     add_node(cluster)
-    trainer = client.train("steady", optimizer=trocar.sgd(lr=0.1, momentum=0.9))
+    trainer = client.train("steady", optimizer=trocar.training.sgd(lr=0.1, momentum=0.9))
     model = SteadyNet()
     model.load_state_dict(load_file(trainer.export(tmp_path / "before.safetensors")))
     images, labels = samples(COUNT, 5)
@@ -155,7 +155,7 @@ def test_a_fit_on_two_nodes_is_that_of_a_ddp_script(
 
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused(client: trocar.Client) -> None:
-    trainer = client.train("steady", optimizer=trocar.sgd(lr=0.1))
+    trainer = client.train("steady", optimizer=trocar.training.sgd(lr=0.1))
     with pytest.raises(FitInvalidError, match=r"the nodes of the cluster have room for 2, .* and not for 4"):
         trainer.fit(samples(COUNT, 5), batch_size=BATCH, workers=4)
 

@@ -35,9 +35,9 @@ def test_a_publication_whose_answer_is_lost_with_its_replica_is_not_made_twice(
     (lost_slot, lost_lock), (own_slot, own_lock) = (
         take_slot(tmp_path / "replicas" / "tiny") for _ in range(2)
     )
-    first, second = replicas.start(own_dir=lost_slot), replicas.start(own_dir=own_slot)
-    publishing = second.app.trainers.publishing
-    publishing.others = PublishedModels(own_slot, MODELS, publishing)  # as `replica_server` does
+    published = PublishedModels(own_slot, MODELS)  # as `replica_server` does
+    first = replicas.start(own_dir=lost_slot)
+    second = replicas.start(own_dir=own_slot, published=published)
     trainer = make_trainer(clients(first))
     trainer.step(*samples(4))
     trainer.publish("tuned")
@@ -61,14 +61,12 @@ def test_an_id_is_published_once_on_a_cluster(replicas: Replicas, clients: Any, 
     connected, locks = [], []
     for folder in folders:
         slot, lock = take_slot(folder)
-        replica = replicas.start(own_dir=slot)
-        publishing = replica.app.trainers.publishing
-        publishing.others = PublishedModels(slot, [*MODELS, "configured"], publishing)
+        replica = replicas.start(own_dir=slot, published=PublishedModels(slot, [*MODELS, "configured"]))
         connected.append(clients(replica))
         locks.append(lock)
     trainers = [make_trainer(client) for client in connected]
 
-    def problem_of(trainer: trocar.Trainer, name: str = "tuned") -> str:
+    def problem_of(trainer: trocar.training.Trainer, name: str = "tuned") -> str:
         try:
             trainer.publish(name)
         except trocar.errors.TrocarError as error:
@@ -93,9 +91,7 @@ def test_an_id_whose_model_could_not_be_hosted_is_free_on_a_cluster(
     trainers, locks = [], []
     for name in ("tiny", "other"):
         slot, lock = take_slot(tmp_path / "replicas" / name)
-        replica = replicas.start(own_dir=slot)
-        publishing = replica.app.trainers.publishing
-        publishing.others = PublishedModels(slot, MODELS, publishing)
+        replica = replicas.start(own_dir=slot, published=PublishedModels(slot, MODELS))
         trainers.append(make_trainer(clients(replica)))
         locks.append(lock)
     failure = ServiceError(ErrorReason.OUT_OF_MEMORY, "the device is full")
@@ -119,8 +115,12 @@ def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_
         slots.append(slot)
         locks.append(lock)
     inputs = samples(4, 0)[0]
-    with running_server(own_dir=slots[1], **settings) as other, trocar.connect(other.address) as client:
-        published = PublishedModels(slots[1], MODELS, other.app.trainers.publishing)
+    published = PublishedModels(slots[1], MODELS)
+    with (
+        running_server(own_dir=slots[1], published=published, **settings) as other,
+        trocar.connect(other.address) as client,
+    ):
+        take_lost = other.app.trainers.publishing.take_lost
         own = make_trainer(client)
         own.publish("both")
         with running_server(own_dir=slots[0], **settings) as lost, trocar.connect(lost.address) as first:
@@ -129,12 +129,12 @@ def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_
             for name in ("tuned", "both"):
                 trainer.publish(name)
             expected = first.extract("tuned", inputs, "/out")["/out"]
-            other.run(published.take_lost)
+            other.run(take_lost)
             assert "tuned" not in {model.model_id for model in client.models()}
         before = client.extract("both", inputs, "/out")["/out"]
         locks[0].release()
         for _ in range(2):
-            other.run(published.take_lost)
+            other.run(take_lost)
         assert np.array_equal(client.extract("tuned", inputs, "/out")["/out"], expected)
         assert np.array_equal(client.extract("both", inputs, "/out")["/out"], before)
         assert not np.array_equal(before, expected)

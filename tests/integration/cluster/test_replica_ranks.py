@@ -83,7 +83,7 @@ def test_a_fit_of_a_replica_is_that_of_two_ranks_and_leaves_none(
     torch.set_num_threads(1)
     try:
         with trocar.connect(supervisor.replica.wait_ready()) as client:
-            trainer = client.train("steady", optimizer=trocar.sgd(lr=0.1, momentum=0.9), seed=SEED)
+            trainer = client.train("steady", optimizer=trocar.training.sgd(lr=0.1, momentum=0.9), seed=SEED)
             model = SteadyNet().train()
             model.load_state_dict(load_file(trainer.export(tmp_path / "before.safetensors")))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

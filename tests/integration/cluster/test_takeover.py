@@ -42,7 +42,7 @@ from trocar_server.training.step.core import TrainerCore
 WAIT_S = 60.0
 
 
-def make_steps(client: trocar.Client, count: int) -> trocar.Trainer:
+def make_steps(client: trocar.Client, count: int) -> trocar.training.Trainer:
     """Make a trainer, and the first steps of it."""
     trainer = make_trainer(client)
     for number in range(count):

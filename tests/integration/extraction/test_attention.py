@@ -65,9 +65,11 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "vit": (T.ViTModel, T.ViTConfig(**SIZES, image_size=8, patch_size=4)),
     "t5": (T.T5ForConditionalGeneration, T.T5Config(**T5, pad_token_id=0, decoder_start_token_id=0)),
     "whisper": (T.WhisperForConditionalGeneration, T.WhisperConfig(**SPEECH)),
+    "convbert": (T.ConvBertModel, T.ConvBertConfig(**TEXT, embedding_size=16, conv_kernel_size=3)),
 }
 CASES = [
     ("bert", "encoder.layer.1.attention", "attentions", PADDED),
+    ("convbert", "encoder.layer.1.attention", "attentions", PADDED),  # beside a softmax of kernels
     ("gpt2", "transformer.h.1.attn", "attentions", PADDED),
     ("llama", "model.layers.1.self_attn", "attentions", PADDED),
     ("gemma2", "model.layers.0.self_attn", "attentions", PADDED),
@@ -315,8 +317,8 @@ def test_logits_are_edited_before_the_softmax(client: trocar.Client) -> None:
     ("family", "selector", "error", "words"),
     [
         ("bert", "encoder.layer.0.intermediate/pattern", trocar.errors.UnknownPickError, "no attention"),
-        ("bert", "encoder/pattern", trocar.AmbiguousCallError, "2 attentions"),
-        ("t5", "decoder.block.0/pattern", trocar.AmbiguousCallError, "2 attentions"),
+        ("bert", "encoder/pattern", trocar.errors.AmbiguousCallError, "2 attentions"),
+        ("t5", "decoder.block.0/pattern", trocar.errors.AmbiguousCallError, "2 attentions"),
     ],
 )
 def test_a_module_without_one_attention_is_refused(

@@ -82,7 +82,7 @@ def test_arrays_with_their_mask_are_taken_as_they_are(
     with torch.inference_mode():
         wanted = model(**prepared)
     np.testing.assert_array_equal(client.extract("detr", inputs, OUTPUTS)[OUTPUTS[0]], wanted.logits.numpy())
-    with pytest.raises(trocar.InputRejectedError, match="'pixel_mask' is given twice"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="'pixel_mask' is given twice"):
         client.extract("detr", {"images": images_of(SIZES), "pixel_mask": inputs["pixel_mask"]}, OUTPUTS)
 
 
@@ -128,15 +128,17 @@ def test_images_that_become_too_large_by_padding_are_refused_before_they_are_mad
     client: trocar.Client,
 ) -> None:
     pictures = images_of([(1, 6_000), (6_000, 1)])
-    with pytest.raises(trocar.ImageTooLargeError, match=r"the 2 images are padded to 6000 x 6000 pixels"):
+    with pytest.raises(
+        trocar.errors.ImageTooLargeError, match=r"the 2 images are padded to 6000 x 6000 pixels"
+    ):
         client.extract("whole", pictures, OUTPUTS)
-    with pytest.raises(trocar.ImageTooLargeError, match="images of like proportions"):
+    with pytest.raises(trocar.errors.ImageTooLargeError, match="images of like proportions"):
         client.plan("whole", pictures, OUTPUTS)
 
 
 def test_a_processor_that_does_not_pad_takes_one_size(client: trocar.Client) -> None:
     assert client.extract("unpadded", images_of([(30, 47)] * 2), OUTPUTS)
-    with pytest.raises(trocar.InputRejectedError, match="2 sizes"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="2 sizes"):
         client.extract("unpadded", images_of(SIZES[:2]), OUTPUTS)
 
 
@@ -146,7 +148,7 @@ def test_a_trainer_takes_images_of_any_sizes(client: trocar.Client, model: Any, 
         boxes = model(**processed_images(folder, images_of(SIZES))).pred_boxes
     with client.train(
         "detr",
-        losses=trocar.loss_term("mse", at=OUTPUTS[1]),
+        losses=trocar.training.loss_term("mse", at=OUTPUTS[1]),
         trainable=["bbox_predictor"],
     ) as trainer:
         loss = trainer.evaluate(images_of(SIZES), wanted).loss
@@ -179,9 +181,9 @@ def test_a_fit_on_a_data_set_of_images_of_any_sizes_equals_torch(
     )
     with client.train(
         "detr",
-        losses=trocar.loss_term("mse", at=OUTPUTS[1]),
+        losses=trocar.training.loss_term("mse", at=OUTPUTS[1]),
         trainable=["bbox_predictor"],
-        optimizer=trocar.sgd(lr=0.1),
+        optimizer=trocar.training.sgd(lr=0.1),
         seed=0,
     ) as trainer:
         history = trainer.fit(dataset, batch_size=2, shuffle=False, metrics=())

@@ -144,21 +144,21 @@ def test_a_stream_of_images_takes_parts_that_the_example_input_lacks(images_clie
     with images_client.extract_stream("free", [PAIR, PAIR[:1]], taps=part) as stream:
         both, single = stream
     assert np.array_equal(both.unwrap()["conv2"], whole[[1]])
-    with pytest.raises(trocar.ReductionRejectedError, match="position 1"):
+    with pytest.raises(trocar.errors.ReductionRejectedError, match="position 1"):
         single.unwrap()
 
 
 def test_a_part_that_the_images_lack_is_refused(images_client: trocar.Client) -> None:
-    with pytest.raises(trocar.ReductionRejectedError, match="position 2"):
+    with pytest.raises(trocar.errors.ReductionRejectedError, match="position 2"):
         images_client.extract("free", PAIR, taps=trocar.tap("conv2", samples=[2]))
-    with pytest.raises(trocar.EditShapeMismatchError, match="position 2"):
+    with pytest.raises(trocar.errors.EditShapeMismatchError, match="position 2"):
         images_client.extract("free", PAIR, taps="fc", edits=trocar.edit("conv2", "zero", samples=[2]))
 
 
 def test_a_module_that_the_model_lacks_is_refused_before_images_are_decoded(
     images_client: trocar.Client,
 ) -> None:
-    with pytest.raises(trocar.UnknownModuleError, match="conv9"):
+    with pytest.raises(trocar.errors.UnknownModuleError, match="conv9"):
         images_client.extract("free", b"no image", taps="conv9")
 
 
@@ -177,7 +177,7 @@ def test_a_custom_models_images_are_prepared_as_its_operator_says(images_client:
 
 
 def test_a_model_without_preprocessing_takes_no_images(images_client: trocar.Client) -> None:
-    with pytest.raises(trocar.NoPreprocessingError, match="batch, 3, 16, 16"):
+    with pytest.raises(trocar.errors.NoPreprocessingError, match="batch, 3, 16, 16"):
         images_client.extract("plain", PHOTO, taps="fc")
 
 
@@ -187,7 +187,7 @@ def test_extreme_shapes_are_prepared_or_refused(images_client: trocar.Client, si
     try:
         expected = stacked(image)
     except ValueError:
-        with pytest.raises(trocar.InvalidImageError):
+        with pytest.raises(trocar.errors.InvalidImageError):
             prepared(images_client, image)
     else:
         assert same_bits(prepared(images_client, image), expected)

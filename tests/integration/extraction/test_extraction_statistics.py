@@ -121,7 +121,7 @@ def test_the_strongest_channel_is_found(client: trocar.Client, over: Any, axis: 
 @pytest.mark.parametrize("over", ["all", "sample"])
 def test_a_value_without_channels_has_no_strongest_one(client: trocar.Client, over: Any) -> None:
     wanted = trocar.tap("identity", stats=["argmax_channel"], over=over)
-    with pytest.raises(trocar.InvalidArgumentError, match="at least 2 dimensions"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="at least 2 dimensions"):
         client.extract("identity", noise(3), taps=wanted)
 
 
@@ -156,7 +156,7 @@ def test_statistics_of_bfloat16_are_those_of_its_exact_values(client: trocar.Cli
 
 
 def test_statistics_of_complex_numbers_are_refused(client: trocar.Client) -> None:
-    with pytest.raises(trocar.InvalidArgumentError, match="complex"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="complex"):
         client.extract("identity", np.ones((1, 2), np.complex64), taps=trocar.tap("identity", stats=["mean"]))
 
 
@@ -174,7 +174,7 @@ def test_statistics_over_a_million_channels_arrive_or_are_refused_by_the_server(
     wanted = trocar.tap("identity", stats=ALL, over="channel", channel_dim=-1, values=False)
     try:
         found = client.extract("identity", values, taps=wanted).stats["identity"]
-    except trocar.ReplyTooLargeError as error:
+    except trocar.errors.ReplyTooLargeError as error:
         assert "byte_count" in error.details  # noqa: PT017 - either answer is right
     else:
         assert np.shape(found.mean) == (1_000_000,)

@@ -436,19 +436,19 @@ def test_what_a_caller_does_to_his_arrays_does_not_change_later_answers(client: 
 def test_the_client_asks_by_digest_and_sends_the_inputs_where_that_does_not_do(
     server: RunningServer,
 ) -> None:
-    with trocar.connect(server.address, cache=True) as client:
+    with trocar.connect(server.address, options=trocar.options(cache=True)) as client:
         found = [client.extract("plain", IMAGE, ["fc"]) for _ in range(3)]
         assert [maps.is_cached for maps in found] == [False, True, True]
         server.run(lambda: _drop_all(server))
         again = client.extract("plain", IMAGE, ["fc"])
         assert not again.is_cached
         np.testing.assert_array_equal(again["fc"], found[0]["fc"])
-        assert not client.extract("plain", IMAGE, ["fc"], cache=False).is_cached
+        assert not client.extract("plain", IMAGE, ["fc"], options=trocar.options(cache=False)).is_cached
 
 
 def test_a_trainer_is_never_answered_from_the_cache(client: trocar.Client, server: RunningServer) -> None:
     labels = np.array([0, 1])
-    with client.train("trainable", optimizer=trocar.sgd(lr=0.5)) as trainer:
+    with client.train("trainable", optimizer=trocar.training.sgd(lr=0.5)) as trainer:
         images = IMAGE[:, :, :6, :6]
         before = trainer.extract(images, ["/out"])
         assert not trainer.extract(images, ["/out"]).is_cached
@@ -462,7 +462,7 @@ def test_a_trainer_is_never_answered_from_the_cache(client: trocar.Client, serve
 def test_the_limit_is_told_and_off_by_default(client: trocar.Client, serve: Any) -> None:
     assert client.server_info().limits.feature_cache_bytes == BUDGET
     plain = serve(models={"plain": custom(Plain, (3, 8, 8))})
-    with trocar.connect(plain.address, cache=True) as other:
+    with trocar.connect(plain.address, options=trocar.options(cache=True)) as other:
         assert other.server_info().limits.feature_cache_bytes == 0
         assert [other.extract("plain", IMAGE, ["fc"]).is_cached for _ in range(4)] == [False] * 4
     with pytest.raises(trocar.errors.NotCachedError):
@@ -476,7 +476,7 @@ def test_kept_values_go_through_shared_memory_too(tmp_path: Path) -> None:
     models = {"wide": custom(Identity, (500_000,))}
     with (
         running_server(models=models, device="cpu", limits=limits, host=f"unix:{tmp_path / 's'}") as shared,
-        trocar.connect(shared.app.rpc.address, cache=True) as asking,
+        trocar.connect(shared.app.rpc.address, options=trocar.options(cache=True)) as asking,
     ):
         for is_cached in (False, True, True):
             maps = asking.extract("wide", rows, ["/out"])

@@ -84,7 +84,7 @@ def test_flags_of_a_forward_are_listed_and_take_effect(
         wanted = models["vit"][1](torch.from_numpy(pixels), interpolate_pos_encoding=True).logits
     inputs: dict[str, Any] = {"pixel_values": pixels, "interpolate_pos_encoding": True}
     np.testing.assert_array_equal(client.extract("vit", inputs, ["classifier"])["classifier"], wanted)
-    with pytest.raises(trocar.InputRejectedError):
+    with pytest.raises(trocar.errors.InputRejectedError):
         client.extract("vit", {**inputs, "interpolate_pos_encoding": False}, ["classifier"])
 
 
@@ -98,7 +98,7 @@ def test_an_output_that_a_flag_asks_for_can_be_tapped(
     flagged: dict[str, Any] = {**inputs, "output_hidden_states": True}
     np.testing.assert_array_equal(client.extract("bert", flagged, [tap])[tap], wanted[1])
     assert client.plan("bert", flagged, [tap]).feature_maps[tap].shape == (2, 7, 8)
-    with pytest.raises(trocar.UnknownPickError):  # without the flag, after it: another plan
+    with pytest.raises(trocar.errors.UnknownPickError):  # without the flag, after it: another plan
         client.extract("bert", inputs, [tap])
 
 
@@ -143,7 +143,7 @@ def test_streams_gradients_sources_and_asyncio_take_flags(
 
 def test_a_step_of_a_trainer_takes_flags_as_torch_does(client: trocar.Client) -> None:
     x, wanted = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
-    trainer = client.train("scaled", losses="mse", optimizer=trocar.sgd(lr=0.01))
+    trainer = client.train("scaled", losses="mse", optimizer=trocar.training.sgd(lr=0.01))
     model = Scaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for times in (2, 1, 3):
@@ -160,7 +160,7 @@ def test_a_step_of_a_trainer_takes_flags_as_torch_does(client: trocar.Client) ->
     evaluation = trainer.evaluate({"x": x, "times": 4}, wanted)
     plain = torch.nn.functional.mse_loss(model(torch.from_numpy(x), times=4), torch.from_numpy(wanted))
     assert evaluation.loss == plain.item()
-    with pytest.raises(trocar.InputRejectedError, match="'times' takes a int"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="'times' takes a int"):
         trainer.step({"x": x, "times": True}, wanted)
     trainer.close()
 
@@ -251,12 +251,12 @@ def test_classes_on_the_command_line_are_those_with_the_flags(
 @pytest.mark.parametrize(
     "words",
     [
-        ["dead", "vit", "FILE", "--tap", "vit.layers.1"],
-        ["cka", "vit", "FILE", "--tap", "vit.layers.1"],
-        ["fid", "vit", "FILE", "FILE", "--at", "vit.layers.1"],
-        ["diff", "vit", "vit", "FILE", "--tap", "vit.layers.1"],
+        ["analyse", "dead", "vit", "FILE", "--tap", "vit.layers.1"],
+        ["analyse", "cka", "vit", "FILE", "--tap", "vit.layers.1"],
+        ["analyse", "fid", "vit", "FILE", "FILE", "--at", "vit.layers.1"],
+        ["compare", "vit", "FILE", "--other", "vit", "--tap", "vit.layers.1"],
         ["compare", "vit", "FILE", "--tap", "vit.layers.1", "--edit", "vit.layers.0 scale 2"],
-        ["health", "vit", "FILE", "--at", "vit.layers.1"],
+        ["analyse", "health", "vit", "FILE", "--at", "vit.layers.1"],
     ],
     ids=lambda words: words[0],
 )
@@ -339,7 +339,7 @@ def test_what_is_no_flag_is_refused_by_name(
     client: trocar.Client, model: str, flags: dict[str, Any], message: str
 ) -> None:
     inputs = family_inputs("bert") if model == "bert" else {"x": np.ones((2, 3), np.float32)}
-    with pytest.raises(trocar.InputRejectedError, match=message):
+    with pytest.raises(trocar.errors.InputRejectedError, match=message):
         client.extract(model, {**inputs, **flags}, ["**"])
 
 

@@ -91,19 +91,22 @@ def test_a_detectors_plan_stream_and_gradients_take_them_too(client: trocar.Clie
 def test_a_model_of_one_batch_refuses_them_in_the_users_words(client: trocar.Client, model_id: str) -> None:
     message = r"shapes \(3, 40, 60\) and \(3, 64, 48\) and 1 more, .*takes one batch; .*`np.stack\(arrays\)`"
     for call in (client.extract, client.plan):
-        with pytest.raises(trocar.InputRejectedError, match=message):
+        with pytest.raises(trocar.errors.InputRejectedError, match=message):
             call(model_id, SIZES, taps="fc")
-    with pytest.raises(trocar.InputRejectedError, match="takes one batch"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="takes one batch"):
         client.gradients(model_id, SIZES, of=trocar.logit(0), at="/in")
-    with client.extract_stream(model_id, [SIZES], "fc") as stream, pytest.raises(trocar.InputRejectedError):
+    with (
+        client.extract_stream(model_id, [SIZES], "fc") as stream,
+        pytest.raises(trocar.errors.InputRejectedError),
+    ):
         next(iter(stream)).unwrap()
 
 
 def test_a_trainer_refuses_them_in_the_users_words(client: trocar.Client) -> None:
-    with client.train("plain", optimizer=trocar.sgd(lr=0.1)) as trainer:
-        with pytest.raises(trocar.InputRejectedError, match=r"np\.stack"):
+    with client.train("plain", optimizer=trocar.training.sgd(lr=0.1)) as trainer:
+        with pytest.raises(trocar.errors.InputRejectedError, match=r"np\.stack"):
             trainer.step(SIZES, [0, 1, 2])
-        with pytest.raises(trocar.InputRejectedError, match=r'array\.astype\("float32"\)'):
+        with pytest.raises(trocar.errors.InputRejectedError, match=r'array\.astype\("float32"\)'):
             trainer.step(noise(2, 3, 8, 8).astype(np.float64), [0, 1])
 
 
@@ -114,7 +117,12 @@ def test_float32_becomes_what_a_model_of_16_bits_computes_in(client: trocar.Clie
     sent = given if wire is None else given.to(getattr(torch, wire)).float()
     with torch.inference_mode():
         expected = rebuilt(HalfPrecision)(sent.bfloat16()).float()
-    assert same_bits(client.extract("half", values, taps="/out", wire=wire)["/out"], expected) or wire
+    assert (
+        same_bits(
+            client.extract("half", values, taps="/out", options=trocar.options(wire=wire))["/out"], expected
+        )
+        or wire
+    )
     assert same_bits(
         client.extract("half", given.bfloat16(), taps="/out")["/out"],
         rebuilt(HalfPrecision)(given.bfloat16()).detach().float(),
@@ -123,7 +131,7 @@ def test_float32_becomes_what_a_model_of_16_bits_computes_in(client: trocar.Clie
 
 
 def test_float64_is_refused_with_a_line_that_numpy_knows(client: trocar.Client) -> None:
-    with pytest.raises(trocar.InputRejectedError, match=r'array\.astype\("float32"\)'):
+    with pytest.raises(trocar.errors.InputRejectedError, match=r'array\.astype\("float32"\)'):
         client.extract("half", noise(4, 3).astype(np.float64), taps="/out")
 
 
@@ -169,11 +177,11 @@ def test_an_array_of_another_form_is_refused_with_the_line_that_mends_it(
     client: trocar.Client, case: str
 ) -> None:
     model_id, given, line = ODD[case]
-    with pytest.raises(trocar.InputRejectedError, match=line):
+    with pytest.raises(trocar.errors.InputRejectedError, match=line):
         client.extract(model_id, given, taps="/out")
     with client.extract_stream(model_id, [given], "/out") as stream:
         error = next(iter(stream)).error
-    assert isinstance(error, trocar.InputRejectedError)
+    assert isinstance(error, trocar.errors.InputRejectedError)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +219,7 @@ def test_every_way_in_refuses_what_is_no_tensor(client: trocar.Client, kind: str
     with client.extract_stream("plain", [given], "fc") as stream, pytest.raises(TypeError, match=message):
         next(iter(stream)).unwrap()
     with (
-        client.train("plain", optimizer=trocar.sgd(lr=0.1)) as trainer,
+        client.train("plain", optimizer=trocar.training.sgd(lr=0.1)) as trainer,
         pytest.raises(TypeError, match=message),
     ):
         trainer.step(given, [0, 1])
@@ -228,7 +236,7 @@ def test_a_server_in_this_process_takes_and_refuses_the_same() -> None:
             }
         },
     ) as local:
-        with pytest.raises(trocar.InputRejectedError, match=r"np\.stack"):
+        with pytest.raises(trocar.errors.InputRejectedError, match=r"np\.stack"):
             local.extract("plain", SIZES, taps="fc")
         with pytest.raises(TypeError, match=r"array\.filled"):
             local.extract("plain", REFUSED["masked"][0], taps="fc")

@@ -41,7 +41,7 @@ class Deep(nn.Module):
 @pytest.fixture(scope="module")
 def client() -> Iterator[trocar.Client]:
     models = {"deep": {"module": Deep(), "input_shape": (64,)}}
-    with trocar.connect("local", models=models, options={"device": "cpu"}) as connected:
+    with trocar.connect("local", models=models, settings={"device": "cpu"}) as connected:
         yield connected
 
 

@@ -60,7 +60,7 @@ def hosted() -> Iterator[trocar.Client]:
         "affine": {"module": affine()[0], "input_shape": (5,)},
         "watched": {"module": Watched(), "input_shape": (3,)},
     }
-    with trocar.connect("local", models=models, options={"device": "cpu"}) as client:
+    with trocar.connect("local", models=models, settings={"device": "cpu"}) as client:
         yield client
 
 

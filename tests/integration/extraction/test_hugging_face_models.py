@@ -253,11 +253,11 @@ def test_inputs_are_described(client: trocar.Client) -> None:
 def test_wrong_inputs_are_refused_with_what_the_model_takes(
     client: trocar.Client, inputs: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(trocar.InputRejectedError) as error:
+    with pytest.raises(trocar.errors.InputRejectedError) as error:
         client.extract("bert", inputs, ["layer[0]"])
     assert words in str(error.value)
 
 
 def test_a_block_that_is_not_there_is_unknown(client: trocar.Client) -> None:
-    with pytest.raises(trocar.UnknownModuleError):
+    with pytest.raises(trocar.errors.UnknownModuleError):
         client.extract("bert", {"input_ids": IDS}, ["layer[2]"])

@@ -165,7 +165,7 @@ def test_values_of_a_failed_pass_are_gone_when_the_error_is_sent(serve: Serve) -
         gc.disable()
         try:
             for _ in range(3):
-                with pytest.raises(trocar.InputRejectedError):
+                with pytest.raises(trocar.errors.InputRejectedError):
                     connected.extract("m", noise(2, 3), taps="/out")
             connected.extract("m", noise(1, 3), taps="/out")
             running.run(lambda: asyncio.sleep(0))

@@ -31,9 +31,9 @@ def server_of(
         yield server
 
 
-def call(server: RunningServer, **options: Any) -> trocar.FeatureMaps:
+def call(server: RunningServer, numerics: trocar.Numerics | None = None) -> trocar.FeatureMaps:
     with trocar.connect(server.address) as client:
-        return client.extract("plain", IMAGES, TAPS, **options)
+        return client.extract("plain", IMAGES, TAPS, options=trocar.options(numerics=numerics))
 
 
 def settle(server: RunningServer) -> None:
@@ -172,7 +172,10 @@ def test_a_model_that_is_loaded_again_has_its_variant(data_dir: Path) -> None:
     with server_of(data_dir) as server, trocar.connect(server.address) as client:
         client.unload("plain")
         client.load("plain")
-        assert client.extract("plain", IMAGES, TAPS, numerics="fast").execution.engine != "eager"
+        assert (
+            client.extract("plain", IMAGES, TAPS, options=trocar.options(numerics="fast")).execution.engine
+            != "eager"
+        )
 
 
 def test_without_room_nothing_is_kept_or_used(data_dir: Path) -> None:

@@ -100,7 +100,7 @@ def test_calls_that_depend_on_data_are_those_of_the_data(client: trocar.Client, 
     for mask in (MASK, MASK * 0, np.eye(2, 5, dtype=np.int64)):
         expected = truth("often", "blocks.0", mask)
         if selector == "blocks.0" and len(expected) > 1:
-            with pytest.raises(trocar.AmbiguousCallError):
+            with pytest.raises(trocar.errors.AmbiguousCallError):
                 client.extract("often", inputs(mask), taps=[selector])
             continue
         maps = client.extract("often", inputs(mask), taps=[selector])
@@ -164,13 +164,13 @@ def test_a_penalty_is_of_the_call_of_its_own_data(client: trocar.Client) -> None
 
 
 def test_a_recording_that_does_not_end_ends_with_the_deadline(client: trocar.Client) -> None:
-    with pytest.raises(trocar.DeadlineExceededError):
+    with pytest.raises(trocar.errors.DeadlineExceededError):
         client.plan("forever", inputs(), taps=["head"], timeout_s=1.0)
     assert client.extract("all", inputs(), taps=["head"])["head"].shape == (2, 3)
 
 
 def test_a_mask_of_a_shape_that_cannot_be_is_refused(client: trocar.Client) -> None:
-    with pytest.raises(trocar.InputRejectedError):
+    with pytest.raises(trocar.errors.InputRejectedError):
         client.extract("all", inputs(np.zeros((2, 7), np.int64)), taps=["head"])
 
 
@@ -181,7 +181,7 @@ def test_a_recording_on_data_stays_within_the_memory_of_a_pass() -> None:
     with server as running, trocar.connect(running.address) as connected:
         assert connected.extract("all", inputs(), taps=["head"])["head"].shape == (2, 3)
         long = np.ones((8, 4096), np.int64)
-        with pytest.raises(trocar.PassTooLargeError):
+        with pytest.raises(trocar.errors.PassTooLargeError):
             connected.extract("all", inputs(long, long), taps=["head"])
 
 
@@ -207,7 +207,7 @@ def test_an_edit_around_nested_tensors_is_that_of_a_hook(client: trocar.Client) 
 
 @pytest.mark.parametrize("path", ["encoder.layers.0", "encoder.layers.1/in", "encoder.layers.1.linear1"])
 def test_a_nested_tensor_is_refused_as_one(client: trocar.Client, path: str) -> None:
-    with pytest.raises(trocar.NotATensorError, match=r"nested tensor in .*enable_nested_tensor=False"):
+    with pytest.raises(trocar.errors.NotATensorError, match=r"nested tensor in .*enable_nested_tensor=False"):
         client.extract("encoder", inputs(), taps=[path])
     assert client.extract("encoder", {"tokens": TOKENS}, taps=[path])[path].shape[:2] == (2, 5)
 

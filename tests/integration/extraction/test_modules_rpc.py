@@ -69,7 +69,7 @@ def test_the_tree_of_a_large_model_arrives(models_client: trocar.Client) -> None
 def test_inputs_that_the_model_cannot_take_are_rejected(
     models_client: trocar.Client, shape: tuple[int, ...]
 ) -> None:
-    with pytest.raises(trocar.InputRejectedError):
+    with pytest.raises(trocar.errors.InputRejectedError):
         models_client.modules("plain", shape)
 
 

@@ -133,7 +133,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model", MASKED)
 def test_a_mask_counts_however_it_is_sent(client: trocar.Client, model: str, form: str) -> None:
-    maps = client.extract(model, FORMS[form], TAPS, cache=False)
+    maps = client.extract(model, FORMS[form], TAPS, options=trocar.options(cache=False))
     assert maps.stats["first"].count == int(MASK.sum()) * WIDTH
     assert_same(results(maps), results(client.extract(model, FORMS["name"], TAPS)))
 
@@ -173,14 +173,14 @@ def test_forms_share_a_compiled_pass_in_which_the_mask_counts(
     server: RunningServer, client: trocar.Client, model: str
 ) -> None:
     for form in ("position", "name", "both") * 3:
-        client.extract(model, FORMS[form], TAPS, numerics="fast", cache=False)
+        client.extract(model, FORMS[form], TAPS, options=trocar.options(numerics="fast", cache=False))
         server.run(server.engine.compiled.settled)
     own = [v for v in server.engine.compiled.variants() if v.deployment.hosted.spec.model_id == model]
     assert len(own) == 1
     assert own[0].is_ready, own[0].problems
     exact = results(client.extract(model, FORMS["name"], TAPS))
     for form in ("position", "name", "both"):
-        maps = client.extract(model, FORMS[form], TAPS, numerics="fast", cache=False)
+        maps = client.extract(model, FORMS[form], TAPS, options=trocar.options(numerics="fast", cache=False))
         assert maps.execution.engine != "eager"
         assert maps.stats["first"].count == exact["count"]
         assert np.allclose(maps["values"], exact["values"], atol=1e-5)
@@ -230,7 +230,7 @@ def test_trainers_take_batches_in_both_forms(client: trocar.Client, model: str) 
 
 def test_a_teacher_with_other_names_gets_the_arguments_in_their_order(client: trocar.Client) -> None:
     x = X[:, 0]
-    loss = trocar.loss_term("mse", teacher="teaching")
+    loss = trocar.training.loss_term("mse", teacher="teaching")
     forms: list[Any] = [x, {"image": x}]
     for batch in forms:
         with client.train("single", trainable=["head"], losses=[loss]) as trainer:

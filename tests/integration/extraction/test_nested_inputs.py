@@ -180,8 +180,8 @@ def test_a_dictionary_may_be_the_positional_argument(client: trocar.Client) -> N
 def test_training_on_dictionaries_equals_torch(client: trocar.Client, tmp_path: Path) -> None:
     trainer = client.train(
         "neck",
-        losses=trocar.loss_term("cross_entropy", at='/out["logits"]'),
-        optimizer=trocar.sgd(lr=0.1),
+        losses=trocar.training.loss_term("cross_entropy", at='/out["logits"]'),
+        optimizer=trocar.training.sgd(lr=0.1),
         seed=0,
     )
     module = neck().train()

@@ -108,11 +108,11 @@ def test_reductions_and_statistics_are_taken_of_them_too(client: trocar.Client) 
 @pytest.mark.parametrize(
     ("model_id", "tap", "error", "words"),
     [
-        ("resnet18", "fx:layer1.0.addd", trocar.UnknownNodeError, "nearest: layer1.0.add"),
-        ("resnet18", "fn:softmax", trocar.UnknownFunctionError, "conv2d"),
-        ("resnet18", "fn:conv2d", trocar.AmbiguousCallError, "called 20 times"),
-        ("resnet18", "fn:conv2d@20", trocar.CallOutOfRangeError, "20 times"),
-        ("ssdlite320_mobilenet_v3_large", "fx:**", trocar.NotTraceableError, "select modules"),
+        ("resnet18", "fx:layer1.0.addd", trocar.errors.UnknownNodeError, "nearest: layer1.0.add"),
+        ("resnet18", "fn:softmax", trocar.errors.UnknownFunctionError, "conv2d"),
+        ("resnet18", "fn:conv2d", trocar.errors.AmbiguousCallError, "called 20 times"),
+        ("resnet18", "fn:conv2d@20", trocar.errors.CallOutOfRangeError, "20 times"),
+        ("ssdlite320_mobilenet_v3_large", "fx:**", trocar.errors.NotTraceableError, "select modules"),
     ],
 )
 def test_what_is_not_there_is_told(
@@ -126,7 +126,7 @@ def test_nothing_is_left_on_the_replicas(models: RunningServer, client: trocar.C
     before = hook_counts(models)
     for taps in (["fx:**", "fn:relu@*"], ["fn:linear", "layer1"]):
         client.extract("resnet18", IMAGES, taps)
-    with pytest.raises(trocar.InputRejectedError):
+    with pytest.raises(trocar.errors.InputRejectedError):
         client.extract("resnet18", noise(1, 4, 64, 64), ["fx:conv1", "fn:linear"])
     assert hook_counts(models) == before
     stack_size: int = models.on_owner(torch._C._len_torch_function_stack)

@@ -70,9 +70,12 @@ def client(server: RunningServer) -> Iterator[trocar.Client]:
 def compiled(server: RunningServer, client: trocar.Client, model_id: str, rows: Array, taps: Any) -> None:
     """Ask until the compiled pass is in use; groups may then have any number of rows."""
     for i in range(7):
-        client.extract(model_id, rows[: 1 + i % 2], taps, numerics="fast")
+        client.extract(model_id, rows[: 1 + i % 2], taps, options=trocar.options(numerics="fast"))
         settle(server)
-    assert client.extract(model_id, rows, taps, numerics="fast").execution.engine != "eager"
+    assert (
+        client.extract(model_id, rows, taps, options=trocar.options(numerics="fast")).execution.engine
+        != "eager"
+    )
     for variant in server.engine.compiled.variants():
         variant.queue._most_rows = lambda: 64
 
@@ -91,10 +94,10 @@ def test_replies_are_those_of_eager(
     compiled(server, client, "plain", IMAGES, TAPS)
     images = with_value(value)
     exact = client.extract("plain", images, TAPS)
-    found = client.extract("plain", images, TAPS, numerics=numerics)
+    found = client.extract("plain", images, TAPS, options=trocar.options(numerics=numerics))
     assert (found.execution.numerics, found.execution.engine) == ("exact", "eager")
     assert all(found[name].tobytes() == exact[name].tobytes() for name in exact)
-    with client.extract_stream("plain", [images], TAPS, numerics=numerics) as stream:
+    with client.extract_stream("plain", [images], TAPS, options=trocar.options(numerics=numerics)) as stream:
         (streamed,) = (result.unwrap() for result in stream)
     assert all(streamed[name].tobytes() == exact[name].tobytes() for name in exact)
     with raw_channel(server.address) as channel:
@@ -104,7 +107,7 @@ def test_replies_are_those_of_eager(
     assert all(inferred[name].tobytes() == exact[name].tobytes() for name in exact)
     if numerics == "fast":
         assert "NaN" in found.execution.reason
-    after = client.extract("plain", IMAGES, TAPS, numerics="fast")
+    after = client.extract("plain", IMAGES, TAPS, options=trocar.options(numerics="fast"))
     assert after.execution.engine != "eager"
 
 
@@ -112,7 +115,7 @@ def test_replies_are_those_of_eager(
 def test_finite_values_run_compiled(server: RunningServer, client: trocar.Client, value: float) -> None:
     compiled(server, client, "plain", IMAGES, TAPS)
     exact = client.extract("plain", with_value(value), TAPS)
-    found = client.extract("plain", with_value(value), TAPS, numerics="fast")
+    found = client.extract("plain", with_value(value), TAPS, options=trocar.options(numerics="fast"))
     assert found.execution.engine != "eager"
     assert all(is_close(found[name], exact[name], "fast") for name in exact)
 
@@ -121,7 +124,9 @@ def test_statistics_count_what_eager_counts(server: RunningServer, client: troca
     tap = trocar.tap("linear", stats=["nan_count", "mean"])
     compiled(server, client, "plain", IMAGES, "linear")
     for _ in range(3):
-        found = client.extract("plain", np.full_like(IMAGES, np.nan), [tap], numerics="fast")
+        found = client.extract(
+            "plain", np.full_like(IMAGES, np.nan), [tap], options=trocar.options(numerics="fast")
+        )
         assert found.stats["linear"].nan_count == found["linear"].size
 
 
@@ -148,11 +153,16 @@ def test_what_appears_inside_for_one_merged_caller_changes_no_other_reply(
 ) -> None:
     positive = np.abs(noise(2, WIDTH)) + np.float32(0.1)
     compiled(server, client, "logarithm", positive, "last")
-    assert client.extract("logarithm", positive, "last", numerics="fast").execution.engine == engine
+    assert (
+        client.extract(
+            "logarithm", positive, "last", options=trocar.options(numerics="fast")
+        ).execution.engine
+        == engine
+    )
     given = [positive[:1] * (1 + i) * (-1 if i in (2, 3) else 1) for i in range(6)]
 
     def ask(rows: Array) -> tuple[Array, int]:
-        found = client.extract("logarithm", rows, "last", numerics="fast")
+        found = client.extract("logarithm", rows, "last", options=trocar.options(numerics="fast"))
         return found["last"], found.execution.row_count
 
     for (values, _), rows in zip(at_once(server, [ask] * 6, given), given, strict=True):
@@ -160,12 +170,19 @@ def test_what_appears_inside_for_one_merged_caller_changes_no_other_reply(
             wanted = rebuilt(Hiding, appearing="logarithm")(torch.from_numpy(rows)).numpy()
         assert np.array_equal(np.isnan(values), np.isnan(wanted))
         assert np.allclose(values, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert client.extract("logarithm", positive, "last", numerics="fast").execution.engine != "eager"
+    assert (
+        client.extract(
+            "logarithm", positive, "last", options=trocar.options(numerics="fast")
+        ).execution.engine
+        != "eager"
+    )
 
 
 def test_calls_that_are_not_finite_spoil_no_trial(server: RunningServer, client: trocar.Client) -> None:
     for _ in range(10):
-        client.extract("fresh", np.full_like(IMAGES, np.nan), "linear", numerics="fast")
+        client.extract(
+            "fresh", np.full_like(IMAGES, np.nan), "linear", options=trocar.options(numerics="fast")
+        )
         settle(server)
     compiled(server, client, "fresh", IMAGES, "linear")
 
@@ -176,9 +193,11 @@ def test_a_pass_that_may_overflow_runs_exactly(
 ) -> None:
     rows = np.abs(noise(2, WIDTH)) / 8
     for _ in range(7):
-        client.extract(name, rows, "last", numerics="fast")
+        client.extract(name, rows, "last", options=trocar.options(numerics="fast"))
         settle(server)
-    large = client.extract(name, rows / rows.max() * np.float32(9e5), "last", numerics="fast")
+    large = client.extract(
+        name, rows / rows.max() * np.float32(9e5), "last", options=trocar.options(numerics="fast")
+    )
     assert large.execution.engine == "eager"
     assert "overflow" in large.execution.reason
     assert np.isnan(large["last"]).any()

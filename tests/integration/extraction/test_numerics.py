@@ -65,13 +65,15 @@ def asked(
     model_id: str,
     taps: Any,
     inputs: Any = IMAGES,
-    **options: Any,
+    numerics: trocar.Numerics | None = None,
+    **arguments: Any,
 ) -> trocar.FeatureMaps:
     """Ask until nothing changes any more, and return the last answer."""
+    how = trocar.options(numerics=numerics)
     for _ in range(7):
-        client.extract(model_id, inputs, taps, **options)
+        client.extract(model_id, inputs, taps, options=how, **arguments)
         settle(server)
-    return client.extract(model_id, inputs, taps, **options)
+    return client.extract(model_id, inputs, taps, options=how, **arguments)
 
 
 def is_close(found: Array, expected: Array, numerics: str) -> bool:
@@ -87,7 +89,7 @@ def test_a_hot_pass_becomes_compiled_and_keeps_its_promise(
 ) -> None:
     exact = fast_client.extract("plain", IMAGES, TAPS)
     until_ready(fast_server, fast_client, "plain", TAPS, numerics)
-    found = fast_client.extract("plain", IMAGES, TAPS, numerics=numerics)
+    found = fast_client.extract("plain", IMAGES, TAPS, options=trocar.options(numerics=numerics))
     assert found.execution.engine in ("openvino", "torch")
     assert found.execution.numerics in ("fast", numerics)
     assert found.execution.row_count == 2
@@ -111,7 +113,7 @@ def test_another_batch_size_needs_no_other_form(
 ) -> None:
     until_ready(fast_server, fast_client, "plain", TAPS, "fast")
     images = noise(5, 3, 8, 8)
-    found = fast_client.extract("plain", images, TAPS, numerics="fast")
+    found = fast_client.extract("plain", images, TAPS, options=trocar.options(numerics="fast"))
     assert found.execution.engine != "eager"
     exact = fast_client.extract("plain", images, TAPS)
     assert all(is_close(found[name], exact[name], "fast") for name in exact)
@@ -145,7 +147,9 @@ def test_rows_of_many_callers_never_mix(fast_server: RunningServer, fast_client:
     expected = [fast_client.extract("plain", batch, "fc")["fc"] for batch in batches]
 
     def ask(index: int) -> trocar.FeatureMaps:
-        return fast_client.extract("plain", batches[index], "fc", numerics="fast", merge=index % 4 != 0)
+        return fast_client.extract(
+            "plain", batches[index], "fc", options=trocar.options(numerics="fast", merge=index % 4 != 0)
+        )
 
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(ask, range(60)))
@@ -160,7 +164,10 @@ def test_a_model_may_have_looser_numerics_of_its_own(
 ) -> None:
     found = asked(fast_server, fast_client, "loose", "fc")
     assert found.execution.engine != "eager"
-    assert fast_client.extract("loose", IMAGES, "fc", numerics="exact").execution.engine == "eager"
+    assert (
+        fast_client.extract("loose", IMAGES, "fc", options=trocar.options(numerics="exact")).execution.engine
+        == "eager"
+    )
 
 
 def settled(server: RunningServer, compute: Callable[[], Any]) -> Any:
@@ -225,7 +232,9 @@ def test_a_model_that_decides_on_its_data_stays_eager(
 def test_streams_run_on_compiled_forms_too(fast_server: RunningServer, fast_client: trocar.Client) -> None:
     until_ready(fast_server, fast_client, "plain", ["conv"], "fast")
     batches = [noise(2, 3, 8, 8) * scale for scale in (1, 2, 3)]
-    with fast_client.extract_stream("plain", batches, ["conv"], numerics="fast") as stream:
+    with fast_client.extract_stream(
+        "plain", batches, ["conv"], options=trocar.options(numerics="fast")
+    ) as stream:
         found = [result.unwrap() for result in stream]
     for batch, maps in zip(batches, found, strict=True):
         assert maps.execution.engine != "eager"
@@ -242,15 +251,18 @@ def test_a_model_that_is_loaded_again_begins_anew(fast_server: RunningServer) ->
             for variant in fast_server.engine.compiled.variants()
         )
         client.load("plain")
-        assert client.extract("plain", IMAGES, "fc", numerics="fast").execution.engine == "eager"
+        assert (
+            client.extract("plain", IMAGES, "fc", options=trocar.options(numerics="fast")).execution.engine
+            == "eager"
+        )
         settle(fast_server)
 
 
 def test_unknown_numerics_are_refused_before_anything_is_sent(fast_client: trocar.Client) -> None:
-    with pytest.raises(ValueError, match="'fp8' must be one of 'exact', 'fast', 'bf16'"):
-        fast_client.extract("plain", IMAGES, "fc", numerics="fp8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="priority='urgent'"):
-        fast_client.extract("plain", IMAGES, "fc", priority="urgent")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="numerics must be one of exact, fast, bf16, not 'fp8'"):
+        fast_client.extract("plain", IMAGES, "fc", options=trocar.options(numerics="fp8"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="priority must be one of low, normal, high, not 'urgent'"):
+        fast_client.extract("plain", IMAGES, "fc", options=trocar.options(priority="urgent"))  # type: ignore[arg-type]
 
 
 def test_forms_that_are_too_many_go() -> None:
@@ -260,7 +272,7 @@ def test_forms_that_are_too_many_go() -> None:
         build_here(server)
         with trocar.connect(server.address) as client:
             for tap in ("conv", "conv2", "pool", "fc"):
-                client.extract("plain", IMAGES, tap, numerics="fast")
+                client.extract("plain", IMAGES, tap, options=trocar.options(numerics="fast"))
                 settle(server)
         assert len(server.engine.compiled.variants()) == 2
         assert server.engine.compiled.evicted_count == 2
@@ -271,9 +283,11 @@ def test_who_asked_for_looser_numbers_is_told_why_they_are_exact(
 ) -> None:
     exact = fast_client.extract("plain", IMAGES, ["fc"]).execution
     edited = fast_client.extract(
-        "plain", IMAGES, ["fc"], edits=[trocar.edit("conv", "zero")], numerics="bf16"
+        "plain", IMAGES, ["fc"], edits=[trocar.edit("conv", "zero")], options=trocar.options(numerics="bf16")
     ).execution
-    dependent = fast_client.extract("dependent", noise(2, 3), ["/out"], numerics="fast").execution
+    dependent = fast_client.extract(
+        "dependent", noise(2, 3), ["/out"], options=trocar.options(numerics="fast")
+    ).execution
     assert (exact.asked, exact.reason) == ("exact", "")
     assert (edited.asked, edited.numerics) == ("bf16", "exact")
     assert "edits" in edited.reason

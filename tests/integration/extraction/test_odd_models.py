@@ -59,7 +59,7 @@ def test_a_call_that_raised_does_not_shift_the_ones_after_it(odd: trocar.Client)
 
 
 def test_a_call_that_raised_has_no_value(odd: trocar.Client) -> None:
-    with pytest.raises(trocar.NotATensorError):
+    with pytest.raises(trocar.errors.NotATensorError):
         odd.extract("catches", ROWS, taps="step@0")
 
 
@@ -86,7 +86,7 @@ def test_an_object_that_refers_to_itself_can_be_hosted(serve: Any) -> None:
 
 @pytest.mark.parametrize("selector", ["tuple", "dict", "none"])
 def test_a_module_that_returns_nothing_is_no_tensor(odd: trocar.Client, selector: str) -> None:
-    with pytest.raises(trocar.NotATensorError):
+    with pytest.raises(trocar.errors.NotATensorError):
         odd.extract("nothing", ROWS, taps=selector)
 
 
@@ -124,10 +124,18 @@ def test_every_dtype_and_layout_comes_as_it_is(odd: trocar.Client) -> None:
     assert wrong == []
 
 
+def test_floats_of_8_bits_are_sent_as_float16(odd: trocar.Client) -> None:
+    with pytest.raises(trocar.errors.NotATensorError, match='cast="float16"'):
+        odd.extract("unsendable", ROWS, taps="float8")
+    maps = odd.extract("unsendable", ROWS, taps=trocar.tap("float8", cast="float16"))
+    expected = torch.from_numpy(ROWS).to(torch.float8_e4m3fn).to(torch.float16).numpy()
+    np.testing.assert_array_equal(maps["float8"], expected)
+
+
 @pytest.mark.parametrize("selector", ["uint16", "float8"])
 def test_a_dtype_that_the_wire_has_not_is_refused_by_the_server(odd: trocar.Client, selector: str) -> None:
     """Not by a client that cannot make sense of the reply."""
-    with pytest.raises(trocar.NotATensorError):
+    with pytest.raises(trocar.errors.NotATensorError):
         odd.extract("unsendable", ROWS, taps=selector)
 
 
@@ -145,7 +153,7 @@ def test_a_module_that_only_some_data_reaches_is_found_with_that_data(odd: troca
 
 
 def test_a_module_that_these_data_do_not_reach_is_not_called(odd: trocar.Client) -> None:
-    with pytest.raises(trocar.ModuleNotCalledError):
+    with pytest.raises(trocar.errors.ModuleNotCalledError):
         odd.extract("negative", np.ones((2, 3), np.float32), taps="late")
 
 
@@ -160,7 +168,7 @@ def test_a_value_that_these_data_do_not_give_is_the_selectors_fault(
 ) -> None:
     """And not the inputs': the model takes them, and gives less."""
     assert selector in odd.extract("moody", np.ones((2, 3), np.float32), taps=[selector, "/out"])
-    with pytest.raises(trocar.SelectorError, match=r"sometimes|other"):
+    with pytest.raises(trocar.errors.SelectorError, match=r"sometimes|other"):
         odd.extract("moody", -np.ones((2, 3), np.float32), taps=[selector, "/out"])
 
 

@@ -151,6 +151,6 @@ def test_patches_as_arrays_give_what_transformers_gives(
 def test_images_are_refused_with_the_arrays_to_send(client: trocar.Client) -> None:
     inputs: dict[str, Any] = {"input_ids": np.array([[7, 3, 5, 4]]), "images": images_of(SIZES)[:1]}
     with pytest.raises(
-        trocar.NoPreprocessingError, match=r"send the arrays pixel_values: .*; image_grid_thw"
+        trocar.errors.NoPreprocessingError, match=r"send the arrays pixel_values: .*; image_grid_thw"
     ):
         client.extract("qwen2", inputs, [LOGITS])

@@ -180,7 +180,7 @@ def test_tokens_that_are_no_patches_are_refused(
         "pixel_values": pictures(rows),
         **({"input_ids": IDS} if family == "clip" else {}),
     }
-    with pytest.raises(trocar.ReductionRejectedError, match=words):
+    with pytest.raises(trocar.errors.ReductionRejectedError, match=words):
         client.extract(family, inputs, [trocar.tap(selector, reduce=reduction)])
 
 
@@ -207,7 +207,7 @@ def test_interpolated_positions_have_patches_of_the_request(client: trocar.Clien
 def test_patches_of_a_video_are_refused_with_reductions_that_choose_a_frame(client: trocar.Client) -> None:
     videos = np.random.default_rng(0).standard_normal((2, 4, 3, 8, 8)).astype(np.float32)
     with pytest.raises(
-        trocar.ReductionRejectedError, match=r"2 x 2 x 2 \(frames x rows x columns\)"
+        trocar.errors.ReductionRejectedError, match=r"2 x 2 x 2 \(frames x rows x columns\)"
     ) as refused:
         client.extract("video", videos, [trocar.tap("layer[0]", reduce=trocar.grid())])
     assert "reduce=[trocar.index(np.s_[:, 0:4]), trocar.grid(2, 2)]" in str(refused.value)
@@ -222,7 +222,9 @@ def test_patches_of_a_video_are_refused_with_reductions_that_choose_a_frame(clie
 
 def test_tokens_behind_the_patches_are_refused_with_what_leaves_them_out(client: trocar.Client) -> None:
     images = pictures((2, 3))
-    with pytest.raises(trocar.ReductionRejectedError, match="1 tokens that are no patches come behind"):
+    with pytest.raises(
+        trocar.errors.ReductionRejectedError, match="1 tokens that are no patches come behind"
+    ):
         client.extract("folded_vit", images, [trocar.tap("tokens", reduce=trocar.grid())])
     chosen = [trocar.index(np.s_[:, :-1]), trocar.grid(2, 3)]
     maps = client.extract("folded_vit", images, [trocar.tap("tokens", reduce=chosen), trocar.tap("embed")])

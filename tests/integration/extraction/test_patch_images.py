@@ -146,16 +146,18 @@ def test_shapes_that_do_not_fit_their_patches_are_refused(
         name: value.numpy()
         for name, value in processed_images(folders["whole"], images_of(SIZES[:2])).items()
     }
-    with pytest.raises(trocar.InputRejectedError, match=message):
+    with pytest.raises(trocar.errors.InputRejectedError, match=message):
         client.extract("whole", {"text": TEXTS, **inputs, "spatial_shapes": np.array(shapes)}, LOGITS)
 
 
 def test_a_processor_that_does_something_else_is_refused_with_the_arrays_to_send(
     client: trocar.Client,
 ) -> None:
-    with pytest.raises(trocar.NoPreprocessingError, match=r"do_resize.*pixel_values.*spatial_shapes: int64"):
+    with pytest.raises(
+        trocar.errors.NoPreprocessingError, match=r"do_resize.*pixel_values.*spatial_shapes: int64"
+    ):
         client.extract("as_is", images_of(SIZES), LOGITS)
-    with pytest.raises(trocar.InputRejectedError, match="'spatial_shapes' is given twice"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="'spatial_shapes' is given twice"):
         client.extract(
             "whole",
             {

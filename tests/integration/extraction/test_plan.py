@@ -54,11 +54,11 @@ def test_nothing_runs_on_data(server: RunningServer, client: trocar.Client) -> N
 
 
 def test_what_a_call_would_refuse_a_plan_refuses(client: trocar.Client) -> None:
-    with pytest.raises(trocar.UnknownModuleError, match="nearest"):
+    with pytest.raises(trocar.errors.UnknownModuleError, match="nearest"):
         client.plan("plain", (1, 3, 8, 8), "conv9")
-    with pytest.raises(trocar.InputRejectedError):
+    with pytest.raises(trocar.errors.InputRejectedError):
         client.plan("plain", (1, 4, 8, 8), "fc")
-    with pytest.raises(trocar.ReplyTooLargeError, match="bytes"):
+    with pytest.raises(trocar.errors.ReplyTooLargeError, match="bytes"):
         client.plan("plain", (1024, 3, 256, 256), "**")
 
 
@@ -85,10 +85,12 @@ def test_the_memory_of_a_pass_is_told_and_bounded(serve: Serve) -> None:
         assert early >= 2 * 3 * 64 * 64 * 4 + 2 * (2 * 64 * 32 * 32 * 4)
         assert early < late < all_of_it
         for call in (client.plan, client.extract):
-            with pytest.raises(trocar.PassTooLargeError, match=r"would need about .* Nothing was computed"):
+            with pytest.raises(
+                trocar.errors.PassTooLargeError, match=r"would need about .* Nothing was computed"
+            ):
                 call("resnet18", noise(32, 3, 224, 224), "fc")
         (result,) = client.extract_stream("resnet18", [noise(32, 3, 224, 224)], "fc")
-        assert isinstance(result.error, trocar.PassTooLargeError)
+        assert isinstance(result.error, trocar.errors.PassTooLargeError)
         client.extract("resnet18", None, "fc/param(weight)")
 
 

@@ -79,6 +79,7 @@ def reduction(chance: random.Random) -> trocar.Reduction:
         lambda: trocar.pool("avg"),
         lambda: trocar.pool("max", 2),
         lambda: trocar.top_k(2),
+        trocar.peak,
         trocar.gram,
         lambda: trocar.project(3, seed=1),
         lambda: trocar.pca(noise(2, 4), noise(4)),
@@ -264,14 +265,17 @@ def test_a_plan_with_edits_tells_what_arrives(
 
 def assert_own_reason(error: trocar.TrocarError, request: Any) -> None:
     """What is refused because of an edit or objective is never said to be the input's fault."""
-    assert not isinstance(error, trocar.InternalServerError | trocar.InputRejectedError), (request, error)
+    assert not isinstance(error, trocar.errors.InternalServerError | trocar.errors.InputRejectedError), (
+        request,
+        error,
+    )
 
 
 def is_same_refusal(planned: Any, found: trocar.TrocarError) -> bool:
     """A cast of NaN to int8, and statistics of what has no data, are known only beside the data."""
     if isinstance(planned, trocar.TrocarError):
         return type(planned) is type(found) and words(planned) == words(found)
-    return isinstance(found, trocar.ReductionRejectedError) and "NaN" in str(found)
+    return isinstance(found, trocar.errors.ReductionRejectedError) and "NaN" in str(found)
 
 
 def words(error: trocar.TrocarError) -> str:

@@ -1,5 +1,6 @@
 """The memory that a plan tells is what the allocator then sees, within bounds."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +17,11 @@ from trocar._request.objectives import Objective
 from trocar._request.surgery import make_surgery
 from trocar._wire.requests import ExtractCall, Start, extract_call, gradient_taps
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_server.engine.execute.eager import Eager
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.plan import Payloads
-from trocar_server.engine.run.run_plan import Prepared, run_plan
+from trocar_server.engine.run.bound_call import Prepared
+from trocar_server.engine.run.runner import PassCall, run_call
 from trocar_server.rpc.codec.extract_requests import to_plan
 from trocar_server.surgery import PassGuard
 
@@ -78,7 +81,7 @@ def bytes_taken(models: RunningServer, model_id: str, images: Array, call: Extra
     def work() -> None:
         checked = CheckedPlan(plan, deployment, models.engine.limits)
         prepared = Prepared(checked, Payloads([images.reshape(-1).view(np.uint8).copy()]), [[]])
-        run_plan(deployment.pool.free[0], prepared, PassGuard())
+        run_call(Eager(deployment.pool.free[0]), PassCall(prepared, PassGuard(), time.perf_counter()))
 
     models.on_owner(work)  # what torch allocates once and for all
     return models.on_owner(lambda: allocated_at_most(work)) + images.nbytes
@@ -140,7 +143,7 @@ def test_a_gradient_pass_that_is_too_large_is_refused_before_anything_is_compute
             lambda: client.gradients("resnet18", images, of=trocar.logit(1), at="/in"),
             lambda: client.plan("resnet18", images, "/grad_in", of=trocar.logit(1)),
         ):
-            with pytest.raises(trocar.PassTooLargeError):
+            with pytest.raises(trocar.errors.PassTooLargeError):
                 call()
         assert not passes
         client.gradients("resnet18", images, of=trocar.logit(1), at="layer4")

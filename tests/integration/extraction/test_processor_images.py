@@ -123,7 +123,7 @@ def test_a_dry_run_of_images_tells_the_bytes_that_arrive(client: trocar.Client) 
 
 
 def test_what_cannot_be_prepared_is_refused_by_name(client: trocar.Client) -> None:
-    with pytest.raises(trocar.NoPreprocessingError, match=r"do_pad.*pixel_values: float32"):
+    with pytest.raises(trocar.errors.NoPreprocessingError, match=r"do_pad.*pixel_values: float32"):
         client.extract("padding", _pictures(), ["vit.layers.1"])
 
 
@@ -204,7 +204,7 @@ def test_statistics_of_texts_beside_images_leave_padding_out(client: trocar.Clie
 def test_a_missing_or_double_modality_is_refused(
     client: trocar.Client, inputs: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(trocar.InputRejectedError, match=message):
+    with pytest.raises(trocar.errors.InputRejectedError, match=message):
         client.extract("clip", inputs, ["vision_model"])
 
 

@@ -89,7 +89,7 @@ def test_principal_components_come_with_the_request(client: trocar.Client, plain
 
 def test_two_taps_that_differ_in_constants_alone_need_two_names(client: trocar.Client) -> None:
     taps = [trocar.tap("fc", reduce=trocar.pca(noise(2, 1000, seed=seed))) for seed in (1, 2)]
-    with pytest.raises(trocar.DuplicateNameError):
+    with pytest.raises(trocar.errors.DuplicateNameError):
         client.extract("resnet18", IMAGES, taps)
 
 
@@ -130,12 +130,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(
 ) -> None:
     tap = trocar.tap("layer2", **options)
     for call in (client.extract, client.plan):
-        with pytest.raises(trocar.ReductionRejectedError, match=words):
+        with pytest.raises(trocar.errors.ReductionRejectedError, match=words):
             call("resnet18", IMAGES, tap)
 
 
 def test_a_crop_needs_positions_beside_the_samples(client: trocar.Client) -> None:
-    with pytest.raises(trocar.ReductionRejectedError, match="beside the samples"):
+    with pytest.raises(trocar.errors.ReductionRejectedError, match="beside the samples"):
         client.extract("resnet18", IMAGES, trocar.tap("fc", reduce=trocar.crop(0, 0, 1, 1)))
 
 
@@ -143,13 +143,15 @@ def test_scales_count_as_numbers_of_the_reply(request: pytest.FixtureRequest) ->
     tiny: trocar.Client = request.getfixturevalue("tiny_client")
     row = noise(1, 2_000_000)
     assert tiny.extract("identity", row, trocar.tap("identity", cast="int8"))["identity"].shape == row.shape
-    with pytest.raises(trocar.ReplyTooLargeError, match="statistics and scales would be 16,000,000 bytes"):
+    with pytest.raises(
+        trocar.errors.ReplyTooLargeError, match="statistics and scales would be 16,000,000 bytes"
+    ):
         tiny.extract("identity", row, trocar.tap("identity", cast="int8_per_channel"))
 
 
 def test_a_pool_cannot_blow_a_reply_up_past_the_limit(client: trocar.Client) -> None:
     tap = trocar.tap("layer2", reduce=trocar.pool("avg", size=(30_000, 30_000)))
-    with pytest.raises(trocar.ReplyTooLargeError, match="bytes"):
+    with pytest.raises(trocar.errors.ReplyTooLargeError, match="bytes"):
         client.extract("resnet18", IMAGES, tap)
 
 
@@ -158,5 +160,5 @@ def test_parameters_need_no_inputs(client: trocar.Client, resnet: RunningServer)
     module = resnet.engine.deployment("resnet18").hosted.module
     assert np.array_equal(maps["fc/param(weight)"], module.get_parameter("fc.weight").numpy())
     assert len(maps) == 21
-    with pytest.raises(trocar.InvalidArgumentError, match="inputs"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="inputs"):
         client.extract("resnet18", None, "fc")

@@ -63,23 +63,23 @@ def test_the_start_itself_and_several_taps_after_it_can_be_collected(client: tro
 @pytest.mark.parametrize("start", ["layer1.0.conv1", "layer1.0.bn2"])
 def test_a_start_that_a_skip_connection_goes_around_is_refused(client: trocar.Client, start: str) -> None:
     value = client.extract("resnet18", noise(1, 3, 64, 64), start)[start]
-    with pytest.raises(trocar.StartNotPossibleError, match="needs a value from before it"):
+    with pytest.raises(trocar.errors.StartNotPossibleError, match="needs a value from before it"):
         client.extract("resnet18", value, "fc", start_at=start, start_shape=(1, 3, 64, 64))
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"taps": "layer2"}, trocar.StartNotPossibleError, "'layer2' comes before it"),
-        ({"taps": "layer9"}, trocar.UnknownModuleError, "nearest"),
-        ({"start_at": "layer9"}, trocar.UnknownModuleError, "nearest"),
-        ({"start_at": "layer3.**"}, trocar.InvalidArgumentError, "name one"),
-        ({"start_at": "layer3.0.relu"}, trocar.AmbiguousCallError, "called 2 times"),
-        ({"start_shape": None}, trocar.StartNotPossibleError, "start_shape="),
-        ({"inputs": noise(1, 256, 5, 4)}, trocar.StartNotPossibleError, r"\(1, 256, 4, 4\)"),
+        ({"taps": "layer2"}, trocar.errors.StartNotPossibleError, "'layer2' comes before it"),
+        ({"taps": "layer9"}, trocar.errors.UnknownModuleError, "nearest"),
+        ({"start_at": "layer9"}, trocar.errors.UnknownModuleError, "nearest"),
+        ({"start_at": "layer3.**"}, trocar.errors.InvalidArgumentError, "name one"),
+        ({"start_at": "layer3.0.relu"}, trocar.errors.AmbiguousCallError, "called 2 times"),
+        ({"start_shape": None}, trocar.errors.StartNotPossibleError, "start_shape="),
+        ({"inputs": noise(1, 256, 5, 4)}, trocar.errors.StartNotPossibleError, r"\(1, 256, 4, 4\)"),
         ({"inputs": noise(1, 256, 4, 4).astype(np.float64)}, trocar.TrocarError, "float64"),
-        ({"inputs": (noise(1, 256, 4, 4),) * 2}, trocar.InvalidArgumentError, "one tensor"),
-        ({"start_shape": (1, 4, 64, 64)}, trocar.InputRejectedError, "cannot take"),
+        ({"inputs": (noise(1, 256, 4, 4),) * 2}, trocar.errors.InvalidArgumentError, "one tensor"),
+        ({"start_shape": (1, 4, 64, 64)}, trocar.errors.InputRejectedError, "cannot take"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_computed(
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_a_refused_start(models: RunningServer, client: troca
     expected = client.extract("resnet18", image, "fc")["fc"]
     value = client.extract("resnet18", image, "layer1.0.conv1")["layer1.0.conv1"]
     for _ in range(3):
-        with pytest.raises(trocar.StartNotPossibleError):
+        with pytest.raises(trocar.errors.StartNotPossibleError):
             client.extract("resnet18", value, "fc", start_at="layer1.0.conv1", start_shape=image.shape)
     assert np.array_equal(client.extract("resnet18", image, "fc")["fc"], expected)
     assert hook_counts(models) == before
@@ -125,6 +125,6 @@ def test_a_model_that_looks_at_its_data_cannot_start_in_the_middle(
     server: RunningServer = request.getfixturevalue("server")
     with (
         trocar.connect(server.address) as tiny,
-        pytest.raises(trocar.StartNotPossibleError, match="looks at its data"),
+        pytest.raises(trocar.errors.StartNotPossibleError, match="looks at its data"),
     ):
         tiny.extract("data-dependent", noise(1, 3), "late", start_at="first")

@@ -94,7 +94,7 @@ def starts(client: trocar.Client, name: str, values: Array) -> trocar.FeatureMap
         client.extract(name, values, "/out")
     taps = ["/out", "/in"]
     for pattern in ("**", "**/in"):
-        with suppress(trocar.NotATensorError, trocar.UnknownModuleError):
+        with suppress(trocar.errors.NotATensorError, trocar.errors.UnknownModuleError):
             taps.extend(client.plan(name, values, pattern).feature_maps)
     return client.extract(name, values, taps)
 
@@ -113,7 +113,7 @@ def test_every_start_gives_the_bits_of_the_full_pass_or_is_refused(
         shape = values.shape if values.dtype == np.float32 else None
         try:
             found = near.extract(name, full[start], "/out", start_at=start, start_shape=shape)
-        except trocar.StartNotPossibleError:
+        except trocar.errors.StartNotPossibleError:
             continue
         assert [same(found[key], full[key]) for key in outputs] == [True] * len(outputs), start
         equal += 1
@@ -140,7 +140,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def test_no_replica_keeps_a_tensor_without_data(odd: RunningServer, near: trocar.Client, name: str) -> None:
     full = near.extract(name, ROWS, ["first", "second", "/out"])
     for start in ("first", "second"):
-        with suppress(trocar.StartNotPossibleError):
+        with suppress(trocar.errors.StartNotPossibleError):
             near.extract(name, full[start], "/out", start_at=start)
     for replica in replicas(odd, name):
         held = [tensor for module in replica.modules() for tensor in _tensors(vars(module))]
@@ -152,7 +152,7 @@ def test_a_buffer_written_before_the_start_and_read_after_it_is_missed(
     near: trocar.Client, name: str
 ) -> None:
     value = near.extract(name, ROWS, "second")["second"]
-    with pytest.raises(trocar.StartNotPossibleError, match="needs a value from before it"):
+    with pytest.raises(trocar.errors.StartNotPossibleError, match="needs a value from before it"):
         near.extract(name, value, "/out", start_at="second")
 
 
@@ -162,12 +162,12 @@ def test_modules_before_the_start_that_cannot_run_without_data_are_told(near: tr
         near.extract("looks-later", ROWS, "/out")
     found = near.extract("looks-later", full["first"], "/out", start_at="first")
     assert same(found["/out"], full["/out"])
-    with pytest.raises(trocar.StartNotPossibleError, match="before it cannot run without data"):
+    with pytest.raises(trocar.errors.StartNotPossibleError, match="before it cannot run without data"):
         near.extract("looks-later", full["second"], "/out", start_at="second")
 
 
 def test_an_error_behind_the_start_is_that_of_the_model(near: trocar.Client) -> None:
-    with pytest.raises(trocar.InputRejectedError, match="out of bounds"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="out of bounds"):
         near.extract("bounded", ROWS + 1000, "/out", start_at="first")
     assert same(near.extract("bounded", ROWS, "/out", start_at="first")["/out"], ROWS)
 
@@ -185,7 +185,7 @@ def test_parameters_can_be_collected_beside_a_start(near: trocar.Client) -> None
 def test_a_start_that_is_no_value_of_a_module_is_refused(near: trocar.Client, start: str) -> None:
     with pytest.raises(trocar.TrocarError) as refused:
         near.extract("two", ROWS, "/out", start_at=start)
-    assert isinstance(refused.value, trocar.StartNotPossibleError | trocar.SelectorError)
+    assert isinstance(refused.value, trocar.errors.StartNotPossibleError | trocar.errors.SelectorError)
     with pytest.raises(type(refused.value)):
         near.plan("two", ROWS, "/out", start_at=start)
 
@@ -193,5 +193,5 @@ def test_a_start_that_is_no_value_of_a_module_is_refused(near: trocar.Client, st
 def test_an_element_of_an_argument_is_no_start(near: trocar.Client) -> None:
     """A densely connected layer takes a list of tensors; the rest of them would be missing."""
     value = near.extract("keys", ROWS, "/in[0]")["/in[0]"]
-    with pytest.raises(trocar.SelectorError):
+    with pytest.raises(trocar.errors.SelectorError):
         near.extract("keys", value, "/out", start_at="/in[0][0]")

@@ -198,7 +198,7 @@ def test_spans_without_tokens_are_refused_with_what_there_is(
 ) -> None:
     taps = [trocar.tap(LAYER, tokens=tokens)]
     for call in (client.extract, client.plan):
-        with pytest.raises(trocar.ReductionRejectedError, match=message):
+        with pytest.raises(trocar.errors.ReductionRejectedError, match=message):
             call(model, inputs, taps)
 
 

@@ -126,6 +126,9 @@ def test_images_are_prepared_as_timm_prepares_them(name: str, tmp_path: Path) ->
         ("vit_tiny_patch16_224", {"dynamic_img_size": True}, 224, False),
         ("swin_tiny_patch4_window7_224", {"strict_img_size": False}, 224, False),
         ("test_convnext", {}, 160, False),
+        ("xcit_nano_12_p16_224", {}, 224, False),
+        ("twins_pcpvt_small", {}, 224, False),
+        ("levit_128s", {}, 224, True),
     ],
 )
 def test_the_size_of_images_is_the_modules(
@@ -203,7 +206,7 @@ def test_classes_are_those_of_imagenet(client: trocar.Client) -> None:
 
 
 def test_an_unknown_architecture_has_near_names() -> None:
-    with pytest.raises(trocar.UnknownArchitectureError, match="vit_tiny_patch16_224"):
+    with pytest.raises(trocar.errors.UnknownArchitectureError, match="vit_tiny_patch16_224"):
         trocar.connect("local", models=["timm:vit_tiny_patch16_225=random:0"])
 
 

@@ -63,7 +63,7 @@ X = np.random.default_rng(0).standard_normal((HEADS, STEPS, WIDTH)).astype(np.fl
 
 def test_statistics_of_samples_are_refused_with_what_the_dimensions_are(client: trocar.Client) -> None:
     with pytest.raises(
-        trocar.ReductionRejectedError, match="no dimension of the value has samples: it is"
+        trocar.errors.ReductionRejectedError, match="no dimension of the value has samples: it is"
     ) as one:
         client.extract("biased", X, [trocar.tap("bias", stats="mean", over="sample")])
     assert "over='all'" in str(one.value)
@@ -73,7 +73,7 @@ def test_statistics_of_samples_are_refused_with_what_the_dimensions_are(client: 
 
 @pytest.mark.parametrize("reduction", [trocar.pool("avg"), trocar.gram(), trocar.samples([1])])
 def test_reductions_of_samples_are_refused(client: trocar.Client, reduction: Any) -> None:
-    with pytest.raises(trocar.ReductionRejectedError, match="no dimension holds samples"):
+    with pytest.raises(trocar.errors.ReductionRejectedError, match="no dimension holds samples"):
         client.extract("biased", X, [trocar.tap("bias", reduce=reduction)])
 
 

@@ -45,10 +45,10 @@ def test_the_first_call_runs_on_it_and_the_next_process_builds_nothing(
 ) -> None:
     for _ in range(2):
         with server_of(WANTED, data_dir=tmp_path) as server, trocar.connect(server.address) as client:
-            found = client.extract("plain", IMAGES, ["conv", "fc"], numerics="fast")
+            found = client.extract("plain", IMAGES, ["conv", "fc"], options=trocar.options(numerics="fast"))
             exact = client.extract("plain", IMAGES, ["conv", "fc"])
             server.run(server.engine.compiled.settled)
-            again = client.extract("plain", IMAGES, ["conv", "fc"], numerics="fast")
+            again = client.extract("plain", IMAGES, ["conv", "fc"], options=trocar.options(numerics="fast"))
         assert found.execution.engine != "eager"
         assert found.execution == again.execution
         for name, value in exact.items():
@@ -60,7 +60,7 @@ def test_a_model_that_a_client_loads_again_has_it(tmp_path: Path) -> None:
     with server_of(WANTED, data_dir=tmp_path) as server, trocar.connect(server.address) as client:
         client.unload("plain")
         client.load("plain")
-        found = client.extract("plain", IMAGES, ["conv", "fc"], numerics="fast")
+        found = client.extract("plain", IMAGES, ["conv", "fc"], options=trocar.options(numerics="fast"))
     assert found.execution.engine != "eager"
 
 
@@ -73,9 +73,9 @@ def test_a_model_that_replaces_another_gets_it_in_the_background() -> None:
             deployments.replace(await deployments.build(spec, 1), 1)
             await server.engine.compiled.settled()
 
-        before = client.extract("plain", IMAGES, ["conv", "fc"], numerics="fast")
+        before = client.extract("plain", IMAGES, ["conv", "fc"], options=trocar.options(numerics="fast"))
         server.run(reload)
-        after = client.extract("plain", IMAGES, ["conv", "fc"], numerics="fast")
+        after = client.extract("plain", IMAGES, ["conv", "fc"], options=trocar.options(numerics="fast"))
         exact = client.extract("plain", IMAGES, ["conv", "fc"])
     assert after.execution.engine != "eager"
     assert np.linalg.norm(after["fc"] - exact["fc"]) <= 1e-5 * np.linalg.norm(exact["fc"])
@@ -99,7 +99,7 @@ def test_a_value_that_the_model_does_not_have_fails_the_start_in_words(tap: str,
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('taps = ["fc"], numerics = "exact"', "'fast' or 'bf16', not 'exact'"),
+        ('taps = ["fc"], numerics = "exact"', "must be one of fast, bf16, not 'exact'"),
         ('taps = [], numerics = "fast"', "warm_variants.0.taps"),
         ('taps = ["fc"]', "warm_variants.0.numerics"),
         ('tap = ["fc"], numerics = "fast"', "nearest: taps"),
@@ -116,7 +116,7 @@ def test_a_wrong_setting_is_told_when_it_is_read(tmp_path: Path, line: str, word
 def test_one_that_is_no_faster_is_told_and_the_model_is_served() -> None:
     running = server_of(WANTED, min_gain=1e9)
     with capture_logs() as lines, running as server, trocar.connect(server.address) as client:
-        found = client.extract("plain", IMAGES, ["conv", "fc"], numerics="fast")
+        found = client.extract("plain", IMAGES, ["conv", "fc"], options=trocar.options(numerics="fast"))
     assert found.execution.engine == "eager"
     (line,) = (line for line in lines if line["event"] == "no warm variant")
     assert (line["model_id"], line["values"], line["log_level"]) == ("plain", ["conv", "fc"], "warning")
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_compiled_is_told_and_served() -> None:
     wanted = {"taps": ["/out"], "numerics": "bf16"}
     running = server_of(wanted, kind=DataDependent, shape=(3,))
     with capture_logs() as lines, running as server, trocar.connect(server.address) as client:
-        found = client.extract("plain", noise(1, 3), "/out", numerics="bf16")
+        found = client.extract("plain", noise(1, 3), "/out", options=trocar.options(numerics="bf16"))
     assert found.execution.engine == "eager"
     (line,) = (line for line in lines if line["event"] == "no warm variant")
     assert "cannot be compiled" in line["problem"]

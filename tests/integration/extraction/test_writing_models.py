@@ -150,7 +150,7 @@ def _swapped(client: trocar.Client, name: str, rows: Array) -> Array:
 
 def _compiled(client: trocar.Client, name: str, rows: Array) -> Array:
     """Exact, but asked as those that may be compiled."""
-    maps = client.extract(name, rows, ["/out"], numerics="fast")
+    maps = client.extract(name, rows, ["/out"], options=trocar.options(numerics="fast"))
     assert maps.execution.numerics == "exact" or name not in IN_PLACE
     return maps["/out"]
 
@@ -207,7 +207,7 @@ def test_a_trainer_changes_nothing_of_its_base(
     server: RunningServer, client: trocar.Client, name: str
 ) -> None:
     before = tensor_bits(server.engine.deployments[name].hosted.module)
-    with client.train(name, trainable=["layer.bias"], optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train(name, trainable=["layer.bias"], optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         for rows in (ROWS[0], ROWS[1], ROWS[0]):
             trainer.step(rows, [0, 1, 2])
             assert tensor_bits(server.engine.deployments[name].hosted.module) == before
@@ -222,7 +222,7 @@ def test_a_norm_that_its_author_keeps_in_train_mode_stays_there(client: trocar.C
     bias = trained.layer.bias.requires_grad_()
     optimizer = torch.optim.SGD([bias], lr=0.1)
     name = NormsOfTheBatch.__name__.lower()
-    with client.train(name, trainable=["layer.bias"], optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train(name, trainable=["layer.bias"], optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         for _ in range(3):
             loss = functional.cross_entropy(trained(torch.from_numpy(rows)), torch.tensor(labels))
             optimizer.zero_grad()
@@ -245,7 +245,7 @@ def test_rwkv_is_that_of_transformers_before_beside_and_after_training(
     if "blocks" in trainable:  # only then is the part that divides its weights in train mode
         trained.train()
     optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
-    with client.train("rwkv", trainable=[trainable], optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train("rwkv", trainable=[trainable], optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         for _ in range(3):
             loss = functional.cross_entropy(trained(torch.from_numpy(TOKENS)), torch.from_numpy(labels))
             optimizer.zero_grad()
@@ -267,7 +267,7 @@ def test_an_embedding_with_max_norm_is_that_of_torch(client: trocar.Client, trai
     trained = rebuilt(MaxNorm).requires_grad_(False)
     part = trained.get_submodule(trainable).requires_grad_()
     optimizer = torch.optim.SGD(part.parameters(), lr=0.5)
-    with client.train("maxnorm", trainable=[trainable], optimizer=trocar.sgd(lr=0.5)) as trainer:
+    with client.train("maxnorm", trainable=[trainable], optimizer=trocar.training.sgd(lr=0.5)) as trainer:
         for step in range(3):
             tokens = TOKENS + step
             loss = functional.cross_entropy(trained(torch.from_numpy(tokens)), torch.tensor([0, 1]))
@@ -283,7 +283,7 @@ def test_an_embedding_with_max_norm_is_that_of_torch(client: trocar.Client, trai
 
 @pytest.mark.parametrize("trainable", ["model.head", "model"])
 def test_a_published_rwkv_is_the_trainers_model(client: trocar.Client, trainable: str) -> None:
-    with client.train("rwkv", trainable=[trainable], optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train("rwkv", trainable=[trainable], optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         for _ in range(2):
             trainer.step(TOKENS, np.ones((2, 4), np.int64))
         shown = _extracted(client, trainer.trainer_id, TOKENS)
@@ -319,7 +319,7 @@ def test_what_a_pass_gets_copies_of_counts_as_its_memory(serve: Serve) -> None:
         client.extract("writes", ROWS[0], "after")
     with trocar.connect(serve(models=models, limits={"max_pass_bytes": 3 << 19}).address) as client:
         client.extract("reads", ROWS[0], "after")
-        with pytest.raises(trocar.PassTooLargeError):
+        with pytest.raises(trocar.errors.PassTooLargeError):
             client.extract("writes", ROWS[0], "after")
-        with pytest.raises(trocar.PassTooLargeError):
+        with pytest.raises(trocar.errors.PassTooLargeError):
             client.gradients("writes", ROWS[0], of=trocar.value("after"), at="layer")

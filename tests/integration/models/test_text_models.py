@@ -107,8 +107,8 @@ def test_training_a_layer_of_a_text_model_is_torchs_own(client: trocar.Client, f
     own = BertModel.from_pretrained(str(folder)).eval().requires_grad_(False)
     own.pooler.requires_grad_().train()
     target = np.zeros((2, 8), np.float32)
-    losses = [trocar.loss_term("mse", at='/out["pooler_output"]')]
-    trainer = client.train("bert", trainable=["pooler"], losses=losses, optimizer=trocar.sgd(lr=0.1))
+    losses = [trocar.training.loss_term("mse", at='/out["pooler_output"]')]
+    trainer = client.train("bert", trainable=["pooler"], losses=losses, optimizer=trocar.training.sgd(lr=0.1))
     with trainer:
         optimizer = torch.optim.SGD(own.pooler.parameters(), lr=0.1)
         for _ in range(3):
@@ -123,7 +123,7 @@ def test_training_a_layer_of_a_text_model_is_torchs_own(client: trocar.Client, f
 
 def test_embeddings_in_the_place_of_ids_are_one_input(client: trocar.Client) -> None:
     embeds = np.zeros((2, 7, 8), np.float32)
-    with pytest.raises(trocar.InputRejectedError, match="is missing"):
+    with pytest.raises(trocar.errors.InputRejectedError, match="is missing"):
         client.extract("bert", {"attention_mask": INPUTS["attention_mask"]}, [LAYER])
     assert client.extract("bert", {"inputs_embeds": embeds}, [LAYER])[LAYER].shape == (2, 7, 8)
 

@@ -403,7 +403,7 @@ def test_another_callers_trainer_is_not_there(serve: Serve) -> None:
     running = serve(models={"plain": custom(Plain, (3, 8, 8))})
     mine, other = [[("authorization", f"Bearer {name}")] for name in ("alice", "bob")]
     with trocar.connect(running.address, token="alice") as client, raw_channel(running.address) as channel:
-        trainer = client.train("plain", trainable=["fc"], optimizer=trocar.sgd(lr=0.1))
+        trainer = client.train("plain", trainable=["fc"], optimizer=trocar.training.sgd(lr=0.1))
         name = trainer.trainer_id
         request = request_of(name, {"x": IMAGES})
         found = arrays_of(infer(channel, request, metadata=mine))["/out"]

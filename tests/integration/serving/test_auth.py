@@ -133,6 +133,22 @@ def test_no_method_answers_a_token_that_is_not_valid_and_all_are_told_the_same(
     assert len(texts) == 1
 
 
+def test_callers_without_the_scope_admin_see_themselves_alone_in_the_status(guarded: Guarded) -> None:
+    def status_of(kind: str) -> trocar.ServerStatus:
+        with trocar.connect(guarded.address, token=guarded.tokens[kind]) as client:
+            return client.status()
+
+    for kind in ("run", "full"):
+        with trocar.connect(guarded.address, token=guarded.tokens[kind]) as client:
+            client.extract("identity", ROW, "identity")
+    assert {"run", "full"} <= {one.caller for one in status_of("admin").callers}
+    own = status_of("run")
+    assert [one.caller for one in own.callers] == ["run"]
+    assert own.callers[0].used_s > 0
+    assert [queue.model_id for queue in own.queues] == ["identity"]
+    assert (own.caches, own.total.used_s, own.device.user) == ((), 0, "")
+
+
 @methods
 @pytest.mark.parametrize("scope", Scope)
 def test_a_token_opens_the_methods_of_its_scope_and_no_others(
@@ -195,12 +211,12 @@ def test_health_is_open_to_everybody(channel: grpc.Channel, guarded: Guarded) ->
 @pytest.mark.parametrize(
     ("kind", "expected", "details"),
     [
-        ("wrong", trocar.TokenInvalidError, {}),
-        ("train", trocar.ScopeMissingError, {"scope": "run", "principal": "train"}),
+        ("wrong", trocar.errors.TokenInvalidError, {}),
+        ("train", trocar.errors.ScopeMissingError, {"scope": "run", "principal": "train"}),
     ],
 )
 def test_the_client_raises_what_it_is(
-    guarded: Guarded, kind: str, expected: type[trocar.PermissionDeniedError], details: dict[str, str]
+    guarded: Guarded, kind: str, expected: type[trocar.errors.PermissionDeniedError], details: dict[str, str]
 ) -> None:
     with (
         trocar.connect(guarded.address, token=guarded.tokens[kind]) as client,
@@ -212,14 +228,17 @@ def test_the_client_raises_what_it_is(
 
 
 def test_without_a_token_the_client_is_told_how_to_send_one(guarded: Guarded) -> None:
-    with trocar.connect(guarded.address) as client, pytest.raises(trocar.TokenMissingError, match="token="):
+    with (
+        trocar.connect(guarded.address) as client,
+        pytest.raises(trocar.errors.TokenMissingError, match="token="),
+    ):
         client.models()
 
 
 def test_a_right_token_computes(guarded: Guarded) -> None:
     with trocar.connect(guarded.address, token=guarded.tokens["run"]) as client:
         assert client.extract("identity", ROW, "identity")["identity"].shape == (1, 3)
-        with pytest.raises(trocar.ScopeMissingError, match="admin"):
+        with pytest.raises(trocar.errors.ScopeMissingError, match="admin"):
             client.unload("identity")
 
 
@@ -231,7 +250,7 @@ def test_tokens_are_made_and_revoked_while_the_server_runs(guarded: Guarded) -> 
         with trocar.connect(guarded.address, token=new) as second:
             assert first.models() == second.models()
             guarded.file.revoke(old)
-            with pytest.raises(trocar.TokenInvalidError):
+            with pytest.raises(trocar.errors.TokenInvalidError):
                 first.models()
             assert [model.model_id for model in second.models()] == ["identity"]
 
@@ -253,7 +272,7 @@ def test_a_damaged_file_lets_nobody_in_until_it_is_put_right(guarded: Guarded) -
     with trocar.connect(guarded.address, token=guarded.tokens["full"]) as client:
         client.models()
         guarded.file.path.write_bytes(content[:-9])
-        with pytest.raises(trocar.TokenInvalidError):
+        with pytest.raises(trocar.errors.TokenInvalidError):
             client.models()
         guarded.file.path.write_bytes(content)
         client.models()
@@ -266,7 +285,7 @@ def test_no_token_is_logged_and_each_line_has_its_principal(serve: Serve, tmp_pa
         for sent in (token, WRONG):
             with trocar.connect(running.address, token=sent) as client:
                 for call in (client.models, lambda client=client: client.unload("identity")):
-                    with suppress(trocar.PermissionDeniedError):
+                    with suppress(trocar.errors.PermissionDeniedError):
                         call()
         running.run(_written)
     calls = [(line["code"], line["principal"]) for line in lines if line["event"] == "call"]

@@ -58,7 +58,9 @@ def held_call(
 ) -> "Future[Any]":
     """Start a call and wait until its pass is held up inside the model."""
     gate.hold()
-    call = background.submit(client.extract, model_id, fresh_rows(), "last", timeout_s=WAIT_S)
+    call = background.submit(
+        client.extract, model_id, fresh_rows(), "last", options=trocar.options(timeout_s=WAIT_S)
+    )
     assert gate.entered.wait(WAIT_S)
     return call
 
@@ -96,8 +98,8 @@ async def test_a_cancelled_task_stops_inside_the_model(server: RunningServer, ga
 
 def test_a_deadline_stops_the_pass_inside_the_model(client: trocar.Client, gate: Gate) -> None:
     gate.hold()
-    with pytest.raises(trocar.DeadlineExceededError):
-        client.extract("gated", fresh_rows(), taps="last", timeout_s=0.5)
+    with pytest.raises(trocar.errors.DeadlineExceededError):
+        client.extract("gated", fresh_rows(), taps="last", options=trocar.options(timeout_s=0.5))
     assert gate.left.wait(WAIT_S)
     assert gate.was_aborted
 
@@ -139,8 +141,8 @@ def test_a_cancel_while_the_form_of_new_inputs_is_recorded_stops_that_too(
 ) -> None:
     """A model that needs data runs once on made-up values of a new form; a guard must watch that, too."""
     gate.hold()
-    with pytest.raises(trocar.DeadlineExceededError):
-        client.extract("gated-on-data", fresh_rows(), taps="last", timeout_s=0.5)
+    with pytest.raises(trocar.errors.DeadlineExceededError):
+        client.extract("gated-on-data", fresh_rows(), taps="last", options=trocar.options(timeout_s=0.5))
     stopped = gate.left.wait(10)
     gate.release()
     client.extract("gated-on-data", ROW, taps="last")
@@ -167,8 +169,8 @@ def test_a_call_whose_deadline_passes_in_the_queue_is_not_run(
     client: trocar.Client, background: ThreadPoolExecutor, gate: Gate
 ) -> None:
     running = held_call(client, background, gate, "stuck")
-    with pytest.raises((trocar.ServerBusyError, trocar.DeadlineExceededError)):
-        client.extract("stuck", ROW, taps="last", timeout_s=0.5)
+    with pytest.raises((trocar.errors.ServerBusyError, trocar.errors.DeadlineExceededError)):
+        client.extract("stuck", ROW, taps="last", options=trocar.options(timeout_s=0.5))
     gate.release()
     running.result(WAIT_S)
     client.extract("stuck", ROW, taps="last")
@@ -213,8 +215,8 @@ def test_a_call_of_another_model_behind_a_held_one_is_dropped_unrun(
     client.extract("gated", rows, taps="last")
     running = held_call(client, background, gate, "stuck")
     before = gate.pass_count
-    with pytest.raises(trocar.DeadlineExceededError):
-        client.extract("gated", rows, taps="last", timeout_s=0.5)
+    with pytest.raises(trocar.errors.DeadlineExceededError):
+        client.extract("gated", rows, taps="last", options=trocar.options(timeout_s=0.5))
     gate.release()
     running.result(WAIT_S)
     server.on_owner(lambda: None)
@@ -228,9 +230,12 @@ def test_a_new_form_whose_deadline_passes_in_the_queue_is_not_recorded(
     deployment = server.engine.deployment("gated")
     running = held_call(client, background, gate, "stuck")
     batches = [fresh_rows() for _ in range(5)]
-    calls = [background.submit(client.extract, "gated", rows, "last", timeout_s=0.5) for rows in batches]
+    calls = [
+        background.submit(client.extract, "gated", rows, "last", options=trocar.options(timeout_s=0.5))
+        for rows in batches
+    ]
     # Sizes that are predicted wait for a replica, and may be refused there at once.
-    refused = {trocar.DeadlineExceededError, trocar.ServerBusyError}
+    refused = {trocar.errors.DeadlineExceededError, trocar.errors.ServerBusyError}
     assert {type(call.exception(WAIT_S)) for call in calls} <= refused
     gate.release()
     running.result(WAIT_S)
@@ -247,7 +252,7 @@ def test_a_server_answers_while_a_pass_runs(
     assert client.server_info().device == "cpu"
     assert client.model("gated").is_loaded
     assert client.modules("gated")["last"].call_count == 1
-    with pytest.raises(trocar.UnknownModuleError):
+    with pytest.raises(trocar.errors.UnknownModuleError):
         client.extract("gated", ROW, taps="nowhere")
     gate.release()
     running.result(WAIT_S)
@@ -262,7 +267,7 @@ def test_a_full_queue_is_refused_while_the_pass_goes_on(
         running = held_call(client, background, gate, "gated")
         waiting = [background.submit(client.extract, "gated", ROW, "last") for _ in range(2)]
         _wait_for_queue(running_server, "gated", 2)
-        with pytest.raises(trocar.ServerBusyError, match="2 calls already wait"):
+        with pytest.raises(trocar.errors.ServerBusyError, match="2 calls already wait"):
             client.extract("gated", ROW, taps="last")
         gate.release()
         assert [len(call.result(WAIT_S)) for call in [running, *waiting]] == [1, 1, 1]

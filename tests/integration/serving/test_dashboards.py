@@ -61,12 +61,14 @@ def scraped() -> Scrape:
         trocar.connect(running.address) as client,
     ):
         client.extract("identity", ROWS, taps=["identity"])
-        with suppress(trocar.UnknownModelError):
+        with suppress(trocar.errors.UnknownModelError):
             client.extract("absent", ROWS, taps=["identity"])
         with client.extract_stream("identity", [ROWS], ["identity"]) as stream:
             list(stream)
         client.plan("identity", (2, 3), taps=["identity"])
-        make_trainer(client, saved_tensors=trocar.spool(budget_bytes=0, min_bytes=0)).step(*samples(4))
+        make_trainer(client, saved_tensors=trocar.training.save_on_disk(budget_bytes=0, min_bytes=0)).step(
+            *samples(4)
+        )
         with grpc.insecure_channel(running.address) as channel, suppress(grpc.RpcError):
             absent: Any = channel.unary_unary("/absent.Service/Method")
             absent(b"", timeout=60)

@@ -66,10 +66,10 @@ def test_new_work_is_refused_until_the_server_takes_work_again(
     assert client.drain() == trocar.DrainState(True, 0, 0)
     assert health(running) == NOT_SERVING
     assert client.server_info().is_draining
-    with pytest.raises(trocar.ServerDrainingError) as caught:
+    with pytest.raises(trocar.errors.ServerDrainingError) as caught:
         client.extract("identity", ROW, "identity")
     assert caught.value.reason == "SERVER_DRAINING"
-    with pytest.raises(trocar.ServerDrainingError):
+    with pytest.raises(trocar.errors.ServerDrainingError):
         make_trainer(client, ("fc",))
     assert [model.model_id for model in client.models()] == ["gated", "identity", "resnet18"]
     assert client.drain(undo=True) == trocar.DrainState(False, 0, 0)
@@ -123,7 +123,7 @@ def test_a_wait_for_a_drain_does_not_repeat_a_drain_that_another_operator_undid(
         assert gate.entered.wait(WAIT_S)
         try:
             with pytest.raises(SystemExit) as ended:
-                main(["drain", "--wait", "--server", running.address])
+                main(["admin", "drain", "--wait", "--server", running.address])
         finally:
             gate.release()
         assert np.array_equal(extraction.result(WAIT_S)["last/in"], ROW)
@@ -138,7 +138,7 @@ def test_a_fit_waits_and_goes_on(client: trocar.Client) -> None:
     next(event for event in events if event.kind == "step")
     assert client.drain().waiting_fit_count == 1
     step = trainer.info().update_count
-    with pytest.raises(trocar.ServerDrainingError):
+    with pytest.raises(trocar.errors.ServerDrainingError):
         trainer.cancel()
     assert trainer.info().update_count == step
     assert client.drain(undo=True).waiting_fit_count == 0
@@ -157,7 +157,7 @@ def test_a_fit_that_waited_comes_to_the_same_end(client: trocar.Client, tmp_path
     assert_equal(exported(trainer, tmp_path / "fitted.safetensors"), expected)
 
 
-def control(running: RunningServer, trainer: trocar.Trainer, command: Command) -> str:
+def control(running: RunningServer, trainer: trocar.training.Trainer, command: Command) -> str:
     """Do what a call does that came just before the drain."""
     (own,) = running.app.trainers.all()
     return running.run(lambda: running.app.fits.control(own.principal, trainer.trainer_id, command))
@@ -200,9 +200,9 @@ def test_a_fit_resumed_while_the_server_drains_waits_for_its_end(
     trainer.cancel()
 
 
-def held_fit(client: trocar.Client, gate: Gate) -> trocar.Trainer:
+def held_fit(client: trocar.Client, gate: Gate) -> trocar.training.Trainer:
     """Start a fit, one of whose steps waits at the gate."""
-    trainer = client.train("gated", trainable=["last"], optimizer=trocar.sgd(lr=0.1))
+    trainer = client.train("gated", trainable=["last"], optimizer=trocar.training.sgd(lr=0.1))
     data = np.ones((8, 3), np.float32), np.arange(8) % 3
     events = trainer.watch(trainer.start_fit(data, epochs=100_000, batch_size=2, feature_cache=False))
     next(event for event in events if event.kind == "step")

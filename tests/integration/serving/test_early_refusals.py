@@ -70,9 +70,17 @@ def full(serve: Serve, gate: Gate) -> Iterator[RunningServer]:
     with trocar.connect(running.address) as client, ThreadPoolExecutor(2) as background:
         client.extract("gated", BATCH, "last")
         gate.hold()
-        calls = [background.submit(client.extract, "gated", BATCH, "last", timeout_s=WAIT_S)]
+        calls = [
+            background.submit(
+                client.extract, "gated", BATCH, "last", options=trocar.options(timeout_s=WAIT_S)
+            )
+        ]
         assert gate.entered.wait(WAIT_S)
-        calls.append(background.submit(client.extract, "gated", BATCH, "last", timeout_s=WAIT_S))
+        calls.append(
+            background.submit(
+                client.extract, "gated", BATCH, "last", options=trocar.options(timeout_s=WAIT_S)
+            )
+        )
         pool = running.engine.deployment("gated").pool
         wait_until(lambda: pool.waiting_count == 1)
         yield running
@@ -88,10 +96,10 @@ async def test_a_busy_server_refuses_a_call_by_its_head(full: RunningServer) -> 
     before = received_bytes(full)
     async with trocar.aio.connect(full.address, retries=0) as client:
         for _ in range(TIMES):
-            with pytest.raises(trocar.ServerBusyError, match="1 calls already wait") as caught:
+            with pytest.raises(trocar.errors.ServerBusyError, match="1 calls already wait") as caught:
                 await client.extract("gated", BATCH, "last")
             assert caught.value.retry_after_s is not None
-    with trocar.connect(full.address, retries=0) as own, pytest.raises(trocar.ServerBusyError):
+    with trocar.connect(full.address, retries=0) as own, pytest.raises(trocar.errors.ServerBusyError):
         own.extract("gated", BATCH, "last")
     assert received_bytes(full) == before
 

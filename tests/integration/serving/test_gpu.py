@@ -111,7 +111,9 @@ def test_statistics_are_those_of_numpy(client: trocar.Client) -> None:
             np.testing.assert_allclose(getattr(found.stats[path], name), numbers, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("spool", [None, trocar.spool("16MiB")], ids=["without a spool", "with one"])
+@pytest.mark.parametrize(
+    "spool", [None, trocar.training.save_on_disk("16MiB")], ids=["without a spool", "with one"]
+)
 def test_a_trainer_makes_the_steps_of_a_plain_loop(client: trocar.Client, tmp_path: Path, spool: Any) -> None:
     images, labels = noise(8, 3, 64, 64), np.arange(8) % 10
     model = rebuilt_by_name("resnet18")
@@ -130,8 +132,8 @@ def test_a_trainer_makes_the_steps_of_a_plain_loop(client: trocar.Client, tmp_pa
     trainer = client.train(
         "resnet18",
         head=10,
-        optimizer=trocar.sgd(lr=0.001, momentum=0.9),
-        gradient_rules=trocar.clamp("fc.weight", -0.1, 0.1),
+        optimizer=trocar.training.sgd(lr=0.001, momentum=0.9),
+        gradient_edits=trocar.training.gradient_edit("fc.weight", "clamp", -0.1, 0.1),
         seed=5,
         saved_tensors=spool,
     )
@@ -194,7 +196,7 @@ def test_gradients_go_through_recurrent_layers_in_eval_mode(recurrent: trocar.Cl
 def test_a_trainer_learns_through_a_frozen_recurrent_layer(recurrent: trocar.Client, tmp_path: Path) -> None:
     rows, labels, model = noise(4, 5, 6), np.arange(20).reshape(4, 5) % 3, rebuilt(Recurrent)
     trainer = recurrent.train(
-        "recurrent", trainable=["lstm"], losses="token_cross_entropy", optimizer=trocar.sgd(lr=0.1)
+        "recurrent", trainable=["lstm"], losses="token_cross_entropy", optimizer=trocar.training.sgd(lr=0.1)
     )
     trainer.step(rows, labels)
     weights = load_file(trainer.export(tmp_path / "tuned.safetensors"))

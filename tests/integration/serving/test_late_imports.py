@@ -32,7 +32,7 @@ with running_server(models=MODELS, device="cpu") as server, trocar.connect(serve
     assert found["torch._dynamo"] not in (None, owner), found
     trainer.fit(samples(8), epochs=1, batch_size=4)
     assert found["torchmetrics"] is None, "a fit without evaluations has no metrics"
-    flip = trocar.augmentation("RandomHorizontalFlip", p=0.5)
+    flip = trocar.training.augmentation("RandomHorizontalFlip", p=0.5)
     trainer.fit(samples(8), epochs=1, batch_size=4, eval_split=0.5, augment=[flip])
     for rows in range(2, 6):
         client.extract("tiny", samples(rows)[0], "/out")

@@ -112,7 +112,10 @@ def test_the_trace_of_the_caller_is_named(serve: Serve) -> None:
 def test_the_request_id_of_an_error_is_the_one_in_the_log(serve: Serve) -> None:
     with capture_logs() as lines:
         running = serve(models=MODELS)
-        with trocar.connect(running.address) as client, pytest.raises(trocar.UnknownModelError) as raised:
+        with (
+            trocar.connect(running.address) as client,
+            pytest.raises(trocar.errors.UnknownModelError) as raised,
+        ):
             client.extract("absent", ROWS, taps=["identity"])
         (line,) = calls(running, lines)
     assert raised.value.request_id == line["request_id"]

@@ -168,7 +168,7 @@ def test_a_checkpoint_whose_reply_is_lost_is_written_once(serve: Serve, tmp_path
 def test_an_adapter_whose_checkpoint_is_lost_is_loaded_once(serve: Serve, tmp_path: Path) -> None:
     server = serve(models=MODELS, data_dir=tmp_path / "data")
     with connected(server) as (proxy, direct, client, pool):
-        trainer = make_trainer(client, adapter=trocar.lora({"fc": 2}, name="a"))
+        trainer = make_trainer(client, lora=trocar.training.lora({"fc": 2}, name="a"))
         folder = trainer.export_adapter(tmp_path / "adapter")
         known = direct.trainer(trainer.trainer_id)
         proxy.loses_replies = True

@@ -59,9 +59,11 @@ def ready(server: RunningServer, model_id: str, *, is_compiled: bool = True) -> 
         for i in range(
             7
         ):  # with every size that a test uses: a new one is recorded by the thread that computes
-            client.extract(model_id, noise(1 + i % 3, WIDTH), "linear", numerics="fast")
+            client.extract(
+                model_id, noise(1 + i % 3, WIDTH), "linear", options=trocar.options(numerics="fast")
+            )
             server.run(server.engine.compiled.settled)
-        found = client.extract(model_id, noise(3, WIDTH), "linear", numerics="fast")
+        found = client.extract(model_id, noise(3, WIDTH), "linear", options=trocar.options(numerics="fast"))
     assert (found.execution.engine != "eager") is is_compiled
     for variant in server.engine.compiled.variants():
         variant.queue._most_rows = lambda: 64
@@ -96,7 +98,7 @@ Ask = Callable[[Array], tuple[Array, int]]
 
 def extracts(client: trocar.Client, model_id: str) -> Ask:
     def ask(rows: Array) -> tuple[Array, int]:
-        found = client.extract(model_id, rows, "linear", numerics="fast")
+        found = client.extract(model_id, rows, "linear", options=trocar.options(numerics="fast"))
         return found["linear"], found.execution.row_count
 
     return ask
@@ -104,7 +106,9 @@ def extracts(client: trocar.Client, model_id: str) -> Ask:
 
 def streams(client: trocar.Client, model_id: str) -> Ask:
     def ask(rows: Array) -> tuple[Array, int]:
-        with client.extract_stream(model_id, [rows], ["linear"], numerics="fast") as stream:
+        with client.extract_stream(
+            model_id, [rows], ["linear"], options=trocar.options(numerics="fast")
+        ) as stream:
             (found,) = (result.unwrap() for result in stream)
         return found["linear"], found.execution.row_count
 
@@ -207,7 +211,9 @@ def test_a_call_that_refuses_runs_alone(server: RunningServer) -> None:
     with as_caller(server, ANNA) as anna:
 
         def alone(rows: Array) -> tuple[Array, int]:
-            found = anna.extract("none-everybody", rows, "linear", numerics="fast", merge=False)
+            found = anna.extract(
+                "none-everybody", rows, "linear", options=trocar.options(numerics="fast", merge=False)
+            )
             return found["linear"], found.execution.row_count
 
         ask = extracts(anna, "none-everybody")
@@ -290,7 +296,7 @@ def test_prepared_calls_are_merged_by_the_same_rule(tmp_path_factory: pytest.Tem
         with trocar.connect(address, token=ANNA) as anna, trocar.connect(address, token=BERT) as bert:
             rows = noise(2, WIDTH)
             for _ in range(7):
-                anna.extract("net", rows, "linear", numerics="fast")
+                anna.extract("net", rows, "linear", options=trocar.options(numerics="fast"))
                 server.run(server.engine.compiled.settled)
             for variant in server.engine.compiled.variants():
                 variant.queue._most_rows = lambda: 64
@@ -298,7 +304,9 @@ def test_prepared_calls_are_merged_by_the_same_rule(tmp_path_factory: pytest.Tem
             with ExitStack() as stack:
 
                 def prepared(client: trocar.Client) -> Ask:
-                    made = stack.enter_context(client.prepare("net", rows, "linear", numerics="fast"))
+                    made = stack.enter_context(
+                        client.prepare("net", rows, "linear", options=trocar.options(numerics="fast"))
+                    )
 
                     def ask(batch: Array) -> tuple[Array, int]:
                         found = made(batch)

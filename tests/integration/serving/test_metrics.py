@@ -55,12 +55,12 @@ def test_calls_are_counted_one_by_one_by_status_and_model(watched: RunningServer
         for _ in range(7):
             client.extract("plain", IMAGES, taps=["fc"])
         for _ in range(3):
-            with pytest.raises(trocar.UnknownModuleError):
+            with pytest.raises(trocar.errors.UnknownModuleError):
                 client.extract("plain", IMAGES, taps=["no-such-module"])
         for _ in range(2):
-            with pytest.raises(trocar.UnknownModelError):
+            with pytest.raises(trocar.errors.UnknownModelError):
                 client.extract("no-such-model", IMAGES, taps=["fc"])
-        with pytest.raises(trocar.InputRejectedError):
+        with pytest.raises(trocar.errors.InputRejectedError):
             client.extract("plain", IMAGES[:, :1], taps=["fc"])
     found = scrape(watched)
     assert found.value("grpc_server_started_total", **EXTRACT) == 13
@@ -216,7 +216,7 @@ def test_a_spool_is_counted_while_it_lives_and_after(watched: RunningServer) -> 
     before = scrape(watched)
     images, labels = samples(64)
     with trocar.connect(watched.address) as client:
-        spooled = trocar.spool(budget_bytes=0, min_bytes=0)
+        spooled = trocar.training.save_on_disk(budget_bytes=0, min_bytes=0)
         trainer = make_trainer(client, saved_tensors=spooled)
         result = trainer.step(images, labels)
         during = scrape(watched)
@@ -299,7 +299,7 @@ def test_a_local_server_shows_none_whatever_the_environment_says(
     monkeypatch.setenv("TROCAR_METRICS_PORT", "0")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     before = {thread.name for thread in threading.enumerate()}
-    with trocar.connect("local", models=[], options={"device": "cpu", "data_dir": tmp_path}) as client:
+    with trocar.connect("local", models=[], settings={"device": "cpu", "data_dir": tmp_path}) as client:
         client.models()
         started = {thread.name for thread in threading.enumerate()} - before
     assert not {name for name in started if "metrics" in name or "Otel" in name or "otel" in name}

@@ -76,8 +76,8 @@ def found(server: RunningServer, solo: list[trocar.FeatureMaps]) -> list[trocar.
     with trocar.connect(server.address) as client, ThreadPoolExecutor(12) as threads:
 
         def ask_for(ask: Ask) -> trocar.FeatureMaps:
-            options = {"numerics": ask.numerics, "merge": ask.index % 4 != 0, **ask.options}
-            return client.extract("plain", ask.images, ask.taps, **options)
+            how = trocar.options(numerics=ask.numerics, merge=ask.index % 4 != 0)
+            return client.extract("plain", ask.images, ask.taps, options=how, **ask.options)
 
         return list(threads.map(ask_for, ASKS))
 

@@ -162,8 +162,9 @@ def test_the_status_tells_what_waits_who_computes_and_what_is_cached(
     assert [(callers[name].call_count, callers[name].waiting_count) for name in names] == [(2, 1), (2, 2)]
     assert all(callers[name].byte_count > 0 for name in names)
     assert (busy_status.total.call_count, busy_status.total.waiting_count) == (4, 3)
-    assert printed["queues"][0]["waiting_count"] == 3
-    assert [*printed] == ["queues", "callers", "total", "caches", "device"]
+    assert printed["status"]["queues"][0]["waiting_count"] == 3
+    assert printed["server"]["version"] == trocar.__version__
+    assert [*printed["status"]] == ["queues", "callers", "total", "caches", "device"]
     assert (idle.total.call_count, idle.total.byte_count, idle.queues[0].waiting_count) == (0, 0, 0)
     used = {one.caller: one for one in idle.callers}
     assert all(used[name].used_s > 0 for name in names)
@@ -208,10 +209,10 @@ def test_a_full_line_takes_a_single_caller_in_place_of_the_last_of_a_flood(
         for count in (1, 2, 3):
             calls.append(background.submit(flood.extract, "marked", row(), "last"))
             assert waiting(running, "marked", count)
-        with pytest.raises(trocar.ServerBusyError, match="3 calls already wait"):
+        with pytest.raises(trocar.errors.ServerBusyError, match="3 calls already wait"):
             flood.extract("marked", row(), "last")
         own = background.submit(single.extract, "marked", row(), "last")
-        with pytest.raises(trocar.ServerBusyError, match="others share the queue") as caught:
+        with pytest.raises(trocar.errors.ServerBusyError, match="others share the queue") as caught:
             calls[3].result(WAIT_S)
         assert caught.value.retry_after_s is not None
         gate.release()
@@ -233,7 +234,7 @@ def narrow(serve: Serve) -> RunningServer:
 
 def test_what_fits_never_is_refused_for_good_and_says_what_would(narrow: RunningServer) -> None:
     with trocar.connect(narrow.address) as client:
-        with pytest.raises(trocar.RequestTooLargeError, match="a batch of 3 at most"):
+        with pytest.raises(trocar.errors.RequestTooLargeError, match="a batch of 3 at most"):
             client.extract("wide", np.ones((4, 3), np.float32), "last")
         assert client.extract("wide", np.ones((3, 3), np.float32), "last")["last"].shape == (3, 1 << 16)
     assert nothing_is_held(narrow)
@@ -246,16 +247,22 @@ def test_what_does_not_fit_now_is_refused_until_others_have_ended(
     with trocar.connect(narrow.address, token="alice", retries=0) as alice:
         alice.extract("identity", inputs, "identity")
         gate.hold()
-        first = background.submit(alice.extract, "stuck", inputs[:1000], "last", timeout_s=WAIT_S)
+        first = background.submit(
+            alice.extract, "stuck", inputs[:1000], "last", options=trocar.options(timeout_s=WAIT_S)
+        )
         assert gate.entered.wait(WAIT_S)
-        second = background.submit(alice.extract, "identity", inputs, "identity", timeout_s=WAIT_S)
+        second = background.submit(
+            alice.extract, "identity", inputs, "identity", options=trocar.options(timeout_s=WAIT_S)
+        )
         assert eventually(narrow, lambda: narrow.engine.admission.reserved()[0] == 24_000 + 960_000)
-        with pytest.raises(trocar.ServerBusyError, match="send a batch of") as caught:
+        with pytest.raises(trocar.errors.ServerBusyError, match="send a batch of") as caught:
             alice.extract("identity", inputs, "identity")
         assert int(caught.value.details["fitting_rows"]) < 10_000
         assert caught.value.retry_after_s is not None
         with trocar.connect(narrow.address, token="bob") as bob:
-            other = background.submit(bob.extract, "identity", inputs, "identity", timeout_s=WAIT_S)
+            other = background.submit(
+                bob.extract, "identity", inputs, "identity", options=trocar.options(timeout_s=WAIT_S)
+            )
             assert eventually(narrow, lambda: narrow.engine.admission.reserved()[0] == 24_000 + 2 * 960_000)
             gate.release()
             assert [len(call.result(WAIT_S)) for call in (first, second, other)] == [1, 1, 1]
@@ -278,7 +285,7 @@ def test_a_client_comes_again_when_it_was_told_to(
         if is_served:
             assert np.array_equal(client.extract("identity", row(), "identity")["identity"], row())
         else:
-            with pytest.raises(trocar.ServerBusyError) as caught:
+            with pytest.raises(trocar.errors.ServerBusyError) as caught:
                 client.extract("identity", row(), "identity")
             assert caught.value.retry_after_s == 0.05  # the least that the server says
     assert not refusals
@@ -289,14 +296,14 @@ def test_whatever_ends_a_call_its_budget_comes_back(narrow: RunningServer, gate:
     head = request("identity", inputs=[tensor((1000, 3))], chunks=[chunk(bytes(100))])
     with raw_channel(narrow.address) as channel:
         if ending == "cut short":
-            with pytest.raises(trocar.InvalidTensorError):
+            with pytest.raises(trocar.errors.InvalidTensorError):
                 send(channel, head)
         elif ending == "too much":
-            with pytest.raises(trocar.InvalidTensorError):
+            with pytest.raises(trocar.errors.InvalidTensorError):
                 send(channel, head, request(chunks=[chunk(bytes(1 << 16), offset=100)]))
         elif ending == "model fails":
             wrong = request("stuck", "last", inputs=[tensor((1, 4))], chunks=[chunk(bytes(16))])
-            with pytest.raises(trocar.InputRejectedError):
+            with pytest.raises(trocar.errors.InputRejectedError):
                 send(channel, wrong)
         else:
             gate.hold()
@@ -331,7 +338,7 @@ def test_steps_of_a_trainer_count_by_what_such_steps_took(
         first = background.submit(call, row(), row())
         assert gate.entered.wait(WAIT_S)
         assert 0 < running.engine.admission.reserved()[1] < WAIT_S
-        with pytest.raises(trocar.ServerBusyError, match="your admitted calls need"):
+        with pytest.raises(trocar.errors.ServerBusyError, match="your admitted calls need"):
             call(row(), row())
         gate.release()
         first.result(WAIT_S)
@@ -367,7 +374,7 @@ def test_an_export_is_copied_once_there_is_room(
         if free_bytes:
             trainer.export(tmp_path / "a.safetensors")
         else:
-            with pytest.raises(trocar.ServerBusyError):
+            with pytest.raises(trocar.errors.ServerBusyError):
                 trainer.export(tmp_path / "a.safetensors")
         running.run(end)
     assert reserved == ([weights] if free_bytes else [])
@@ -399,7 +406,7 @@ def test_a_batch_of_a_stream_that_never_fits_fails_alone(narrow: RunningServer) 
         client.extract_stream("identity", iter(batches), "identity") as stream,
     ):
         errors = [result.error for result in stream]
-    assert [type(error) for error in errors] == [type(None), trocar.RequestTooLargeError, type(None)]
+    assert [type(error) for error in errors] == [type(None), trocar.errors.RequestTooLargeError, type(None)]
     assert nothing_is_held(narrow)
 
 
@@ -431,7 +438,7 @@ def test_health_and_lists_answer_while_everything_is_taken(
         assert waiting(running, "stuck", 1)
         with running.engine.admission.admit(MethodClass.EXTRACT, "somebody") as taken:
             taken.add(1 << 50)
-            with pytest.raises(trocar.ServerBusyError):
+            with pytest.raises(trocar.errors.ServerBusyError):
                 client.extract("stuck", row(), "last")
             with raw_channel(running.address) as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -457,7 +464,7 @@ def test_a_pass_without_memory_says_what_it_needed_and_the_next_one_works(serve:
         expected = client.extract("hungry", row(), ["first", "last"])
         hooks = hook_counts(running)
         Memory.failures = 1
-        with pytest.raises(trocar.ServerOutOfMemoryError, match="Tried to allocate 20") as caught:
+        with pytest.raises(trocar.errors.ServerOutOfMemoryError, match="Tried to allocate 20") as caught:
             client.extract("hungry", row(), ["first", "last"])
         assert f"needs about {int(caught.value.details['needed_bytes']):,} bytes" in str(caught.value)
         found = client.extract("hungry", row(), ["first", "last"])

@@ -81,10 +81,10 @@ def test_ready_means_that_the_next_call_works(tmp_path: Path) -> None:
                 "first": "loaded",
                 "slow": "loading",
             }
-            with pytest.raises(trocar.ModelNotLoadedError, match="wait_ready"):
+            with pytest.raises(trocar.errors.ModelNotLoadedError, match="wait_ready"):
                 client.extract("slow", noise(1, 3), "/out")
             for models in (None, "slow", ["first", "slow"]):
-                with pytest.raises(trocar.DeadlineExceededError):
+                with pytest.raises(trocar.errors.DeadlineExceededError):
                     client.wait_ready(0.3, models=models)
             threading.Timer(0.2, go_on).start()
             client.wait_ready(60)
@@ -161,11 +161,11 @@ def test_a_model_that_fails_leaves_the_others_served(
                 {"broken": "failed", "plain": "loaded"},
             )
             assert failed.error_message
-            with pytest.raises(trocar.ModelNotLoadedError) as caught:
+            with pytest.raises(trocar.errors.ModelNotLoadedError) as caught:
                 client.extract("broken", noise(1, 3), "fc")
             assert failed.error_message in str(caught.value)
             assert caught.value.details["cause"]
-            with pytest.raises(trocar.ModelNotLoadedError):
+            with pytest.raises(trocar.errors.ModelNotLoadedError):
                 client.wait_ready(models=["plain", "broken"])
             (feature,) = (one for one in client.server_info().features if one.name == "models")
             assert (feature.is_on, failed.error_message in feature.reason) == (False, True)
@@ -253,9 +253,9 @@ def test_a_load_that_fails_is_listed_as_failed(serve: Serve, monkeypatch: pytest
         listed = {model.model_id: model for model in client.models()}
         assert listed["squeezenet1_1"].state == "failed"
         assert listed["squeezenet1_1"].error_message
-        with pytest.raises(trocar.ModelNotLoadedError):
+        with pytest.raises(trocar.errors.ModelNotLoadedError):
             client.extract("squeezenet1_1", noise(1, 3, 64, 64), "/out")
-        with pytest.raises(trocar.UnknownArchitectureError):
+        with pytest.raises(trocar.errors.UnknownArchitectureError):
             client.load("resnet19")
         assert "resnet19" not in {model.model_id for model in client.models()}
 
@@ -264,7 +264,7 @@ def test_a_load_that_fails_is_listed_as_failed(serve: Serve, monkeypatch: pytest
 def test_class_names_that_are_not_one_for_each_output_are_refused(serve: Serve, names: list[str]) -> None:
     with trocar.connect(serve(models={"plain": PLAIN}).address) as client:
         trainer = client.train("plain", head=3)
-        with pytest.raises(trocar.InvalidArgumentError, match=f"{len(names)} names .* 3 outputs"):
+        with pytest.raises(trocar.errors.InvalidArgumentError, match=f"{len(names)} names .* 3 outputs"):
             trainer.publish("tuned", categories=names)
         assert [model.model_id for model in client.models()] == ["plain"]
         trainer.publish("tuned", categories=["a", "b", "c"])
@@ -281,7 +281,7 @@ def test_the_server_says_what_is_off_and_why(serve: Serve, capsys: pytest.Captur
     assert all(feature.is_on or feature.reason for feature in found.values())
     assert "tls_cert" in found["tls"].reason
     with pytest.raises(SystemExit) as stopped:
-        main(["info", "--server", server.address])
+        main(["status", "--server", server.address])
     assert stopped.value.code in (0, None)
     assert "reply_cache: on" in capsys.readouterr().out
 

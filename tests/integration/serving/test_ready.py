@@ -1,4 +1,4 @@
-"""`trocar ready` and `is_serving` against real servers, and the port for probes that speak no TLS."""
+"""`trocar status --ready` and `is_serving` on real servers, and the port for probes that speak no TLS."""
 
 import socket
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def server() -> Iterator[RunningServer]:
 
 def ready(*words: str) -> int:
     with pytest.raises(SystemExit) as stopped:
-        main(["ready", *words])
+        main(["status", "--ready", *words])
     return int(stopped.value.code or 0)
 
 
@@ -96,7 +96,7 @@ def test_beside_mutual_tls_the_health_port_answers_without(serve: Serve, tmp_pat
     probe = f"127.0.0.1:{running.app.rpc.health_port}"
     assert ready("--server", probe) == 0
     assert ready("--server", running.address) == 3  # plain text gets no answer there
-    with trocar.connect(probe) as client, pytest.raises(trocar.UnimplementedError, match="health"):
+    with trocar.connect(probe) as client, pytest.raises(trocar.errors.UnimplementedError, match="health"):
         client.models()
 
 

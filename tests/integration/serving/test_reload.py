@@ -70,7 +70,7 @@ def test_nothing_changes_where_nothing_has(client: trocar.Client, change: Change
 
 
 def test_a_server_without_a_configuration_says_so(client: trocar.Client) -> None:
-    with pytest.raises(trocar.InvalidArgumentError, match="no configuration file to reload"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="no configuration file to reload"):
         client.reload_config()
 
 
@@ -79,7 +79,7 @@ def test_models_come_and_go(client: trocar.Client, change: Change) -> None:
     assert client.reload_config() == ["model a: removed", "model b: added"]
     assert ids(client) == ["b", "gated"]
     assert np.array_equal(client.extract("b", ROW, "identity")["identity"], ROW)
-    with pytest.raises(trocar.UnknownModelError):
+    with pytest.raises(trocar.errors.UnknownModelError):
         client.extract("a", ROW, "identity")
 
 
@@ -92,7 +92,7 @@ def test_replies_of_a_reloaded_model_are_cached_and_those_of_the_old_one_dropped
     lifecycle = running.app.lifecycle
     plain = lifecycle.config.model_dump(exclude_unset=True)
     lifecycle.reread = lambda: ServerConfig(**{**plain, "models": {"a": {**a, "replicas": 2}}})
-    with trocar.connect(running.address, cache=True, retries=0) as client:
+    with trocar.connect(running.address, options=trocar.options(cache=True), retries=0) as client:
         client.extract("a", ROW, "identity")
         assert running.run(lambda: at_once(lambda: len(replies))) == 1
         assert client.reload_config() == ["model a: changed"]
@@ -107,7 +107,7 @@ def test_a_reloaded_model_is_within_the_limits_of_a_pass(
     change(models={"a": {**custom(Identity), "replicas": 2}, "gated": custom(Gated)})
     assert client.reload_config() == ["model a: changed"]
     deployment = running.engine.deployment("a")
-    assert deployment.max_pass_bytes() == running.engine.limits.max_pass_bytes
+    assert deployment.max_pass_bytes == running.engine.limits.max_pass_bytes
 
 
 def test_a_running_call_ends_on_the_model_that_it_began_with(
@@ -146,10 +146,10 @@ def test_a_running_call_ends_on_the_model_that_it_began_with(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"models": {"a": {"architecture": "resnet9000"}}}, trocar.UnknownArchitectureError),
-        ({"models": {"a": custom(TellsPaths, (7,))}}, trocar.ModelInvalidError),
-        ({"port": 1}, trocar.InvalidArgumentError),
-        ({"limits": {"max_chunk_bytes": 4096}}, trocar.InvalidArgumentError),
+        ({"models": {"a": {"architecture": "resnet9000"}}}, trocar.errors.UnknownArchitectureError),
+        ({"models": {"a": custom(TellsPaths, (7,))}}, trocar.errors.ModelInvalidError),
+        ({"port": 1}, trocar.errors.InvalidArgumentError),
+        ({"limits": {"max_chunk_bytes": 4096}}, trocar.errors.InvalidArgumentError),
         ({"datasets": {"d": {"path": "/there/is/none"}}}, trocar.TrocarError),
     ],
 )
@@ -173,7 +173,7 @@ def test_what_is_wrong_leaves_everything_as_it_was(
 def test_a_model_that_a_client_has_loaded_is_not_overwritten(client: trocar.Client, change: Change) -> None:
     client.load("squeezenet1_1", "random:0")
     change(models={"a": custom(Identity), "gated": custom(Gated), "squeezenet1_1": custom(Identity)})
-    with pytest.raises(trocar.ModelConflictError, match="squeezenet1_1"):
+    with pytest.raises(trocar.errors.ModelConflictError, match="squeezenet1_1"):
         client.reload_config()
 
 
@@ -182,7 +182,7 @@ def test_limits_hold_from_the_next_call(client: trocar.Client, change: Change) -
     change(limits={"max_batch": 2})
     assert client.reload_config() == ["limits.max_batch: 4096 -> 2"]
     assert client.server_info().limits == replace(before, max_batch=2)
-    with pytest.raises(trocar.RequestTooLargeError):
+    with pytest.raises(trocar.errors.RequestTooLargeError):
         client.extract("a", np.zeros((3, 3), np.float32), "identity")
 
 
@@ -193,9 +193,9 @@ def test_a_lower_limit_of_replies_holds_for_requests_that_were_known(
     assert client.extract("a", rows, "identity")["identity"].nbytes == 12_000
     change(limits={"max_reply_bytes": 1024})
     client.reload_config()
-    with pytest.raises(trocar.ReplyTooLargeError, match="Nothing was computed"):
+    with pytest.raises(trocar.errors.ReplyTooLargeError, match="Nothing was computed"):
         client.plan("a", rows.shape, taps="identity")
-    with pytest.raises(trocar.ReplyTooLargeError, match="Nothing was computed"):
+    with pytest.raises(trocar.errors.ReplyTooLargeError, match="Nothing was computed"):
         client.extract("a", rows, "identity")
 
 
@@ -236,7 +236,7 @@ def test_tokens_are_asked_for_from_the_next_call(
     _, token = TokenFile(tmp_path).add("alice", [Scope.ADMIN], expires_at_s=None, now_s=0)
     change(tokens=True)
     assert client.reload_config() == ["tokens: required"]
-    with pytest.raises(trocar.TokenMissingError):
+    with pytest.raises(trocar.errors.TokenMissingError):
         client.models()
     with trocar.connect(running.address, token=token) as known:
         assert ids(known) == ["a", "gated"]
@@ -271,11 +271,13 @@ def test_a_cancelled_reload_is_applied_and_does_not_stand_in_the_way_of_the_next
     monkeypatch.setattr(running.engine.deployments, "build", slowly)
     models = {"a": custom(Identity), "gated": custom(Gated), "b": custom(Identity)}
     change(models=models, tokens=True, limits={"max_batch": 2})
-    with pytest.raises((trocar.DeadlineExceededError, trocar.TokenMissingError)):  # which one comes first
+    with pytest.raises(
+        (trocar.errors.DeadlineExceededError, trocar.errors.TokenMissingError)
+    ):  # which one comes first
         client.reload_config(timeout_s=1)
     assert cancelled.wait(WAIT_S)
     monkeypatch.undo()
-    with pytest.raises(trocar.TokenMissingError):
+    with pytest.raises(trocar.errors.TokenMissingError):
         client.models()
     with trocar.connect(running.address, token=token) as known:
         assert known.server_info().limits.max_batch == 2
@@ -324,5 +326,5 @@ def test_a_model_that_a_reload_removes_while_it_is_loaded_is_gone(
     with loading(running, client) as load:
         change(models={"gated": custom(Gated)})
         client.reload_config()
-    assert isinstance(load.exception(), trocar.UnknownModelError)
+    assert isinstance(load.exception(), trocar.errors.UnknownModelError)
     assert "a" not in running.engine.deployments

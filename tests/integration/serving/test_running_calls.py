@@ -79,7 +79,7 @@ def test_a_call_ends_when_its_token_is_revoked(guarded: Guarded, gate: Gate) -> 
         guarded.file.revoke("alice")
         assert guarded.check() == 1
         assert guarded.check() == 0
-        assert isinstance(held.result(), trocar.TokenInvalidError)
+        assert isinstance(held.result(), trocar.errors.TokenInvalidError)
         assert gate.left.wait(WAIT_S)
         assert gate.was_aborted  # the pass, too
 
@@ -93,7 +93,7 @@ def test_a_call_ends_when_its_token_expires(
         token_authorizer: Any = guarded.running.app.lifecycle.authorizer.current
         monkeypatch.setattr(token_authorizer.grants, "_now", lambda: later)
         assert guarded.check() == 1
-        assert isinstance(held.result(), trocar.TokenInvalidError)
+        assert isinstance(held.result(), trocar.errors.TokenInvalidError)
 
 
 def test_other_callers_go_on(guarded: Guarded, gate: Gate) -> None:
@@ -118,7 +118,7 @@ def test_a_stream_ends_between_two_batches(guarded: Guarded) -> None:
         stream = client.extract_stream("identity", batches(), taps="identity")
         assert np.array_equal(next(iter(stream)).unwrap()["identity"], ROW)
         first.set()
-        with pytest.raises(trocar.TokenInvalidError):
+        with pytest.raises(trocar.errors.TokenInvalidError):
             next(iter(stream))
 
 
@@ -131,7 +131,7 @@ def test_the_server_looks_by_itself(
     with guarded.connect("alice", Scope.RUN) as client:
         held = Held(client, gate)
         guarded.file.revoke("alice")
-        assert isinstance(held.result(), trocar.TokenInvalidError)
+        assert isinstance(held.result(), trocar.errors.TokenInvalidError)
 
 
 def teleported(address: str) -> Any:
@@ -176,7 +176,7 @@ def test_a_method_that_the_server_does_not_have_is_explained(server: RunningServ
     refusal = teleported(server.address)
     assert refusal.code() is grpc.StatusCode.UNIMPLEMENTED
     error = error_from_rpc(refusal)
-    assert isinstance(error, trocar.UnknownMethodError)
+    assert isinstance(error, trocar.errors.UnknownMethodError)
     assert "has no Teleport" in str(error)
     assert "this client is of version" in str(error)
 

@@ -146,7 +146,7 @@ async def fitted(config: ServerConfig) -> list[str]:
     """Start two fits that last, and stop their server."""
     running = await app.start(config)
     async with trocar.aio.connect(running.rpc.address) as client:
-        trainers = [await client.train("tiny", optimizer=trocar.sgd(lr=0.05)) for _ in range(2)]
+        trainers = [await client.train("tiny", optimizer=trocar.training.sgd(lr=0.05)) for _ in range(2)]
         for trainer in trainers:
             await trainer.start_fit(samples(8), epochs=100_000, batch_size=4)
     await running.stop()

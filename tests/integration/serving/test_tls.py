@@ -83,9 +83,9 @@ def test_a_token_works_over_tls(serve: Serve, trusted: Authority, data_dir: Path
     token = grant(data_dir, "alice", Scope.RUN, certificate=False)
     with connect(running, trusted.options(), token) as client:
         assert np.array_equal(client.extract("identity", ROW, "identity")["identity"], ROW)
-    with connect(running, trusted.options()) as client, pytest.raises(trocar.TokenMissingError):
+    with connect(running, trusted.options()) as client, pytest.raises(trocar.errors.TokenMissingError):
         client.models()
-    with connect(running, None, token) as client, pytest.raises(trocar.ServerUnavailableError):
+    with connect(running, None, token) as client, pytest.raises(trocar.errors.ServerUnavailableError):
         client.models()
 
 
@@ -115,7 +115,7 @@ def test_several_servers_of_another_authority_are_not_talked_to(
     both = ",".join(map(target, running))
     with (
         trocar.connect(both, tls=trusted.options(), retries=0) as client,
-        pytest.raises(trocar.ServerUnavailableError, match=r"(?i)certificate|tls"),
+        pytest.raises(trocar.errors.ServerUnavailableError, match=r"(?i)certificate|tls"),
     ):
         client.server_info()
 
@@ -127,7 +127,7 @@ def test_without_a_certificate_of_the_authority_nobody_gets_through_the_handshak
     grant(data_dir, "alice", Scope.ADMIN)
     own = signed(authority(tmp_path, "stranger"), tmp_path, "alice", "/CN=alice")
     for tls in (None, trusted.options(), trusted.options(own)):
-        with connect(running, tls) as client, pytest.raises(trocar.ServerUnavailableError):
+        with connect(running, tls) as client, pytest.raises(trocar.errors.ServerUnavailableError):
             client.models()
 
 
@@ -136,14 +136,14 @@ def test_a_certificate_may_do_what_its_name_was_granted(
 ) -> None:
     running = serve(**trusted.mutual(data_dir))
     with connect(running, trusted.client("alice", "/O=x/CN=alice")) as client:
-        with pytest.raises(trocar.ScopeMissingError, match="'alice' has none"):
+        with pytest.raises(trocar.errors.ScopeMissingError, match="'alice' has none"):
             client.models()
         grant(data_dir, "alice", Scope.RUN)
         assert np.array_equal(client.extract("identity", ROW, "identity")["identity"], ROW)
-        with pytest.raises(trocar.ScopeMissingError, match="admin"):
+        with pytest.raises(trocar.errors.ScopeMissingError, match="admin"):
             client.unload("identity")
         TokenFile(data_dir).revoke("alice")
-        with pytest.raises(trocar.ScopeMissingError):
+        with pytest.raises(trocar.errors.ScopeMissingError):
             client.models()
 
 
@@ -192,7 +192,7 @@ def test_names_of_different_kinds_are_different_callers(
             if name == granted:
                 client.models()
             else:
-                with pytest.raises(trocar.ScopeMissingError, match=f"'{name}' has none"):
+                with pytest.raises(trocar.errors.ScopeMissingError, match=f"'{name}' has none"):
                     client.models()
 
 
@@ -201,7 +201,7 @@ def test_names_of_no_known_kind_are_nobodys(serve: Serve, trusted: Authority, da
     running = serve(**trusted.mutual(data_dir))
     grant(data_dir, "other types of SAN", Scope.ADMIN)
     own = signed(trusted.own, trusted.folder, "some", "/O=x", "RID:1.2.3.4")
-    with connect(running, trusted.options(own)) as client, pytest.raises(trocar.ScopeMissingError):
+    with connect(running, trusted.options(own)) as client, pytest.raises(trocar.errors.ScopeMissingError):
         client.models()
 
 
@@ -212,11 +212,11 @@ def test_with_tokens_too_a_certificate_alone_does_not_do(
     grant(data_dir, "alice", Scope.ADMIN)
     token = grant(data_dir, "bob", Scope.READ, certificate=False)
     tls = trusted.client("alice", "/CN=alice")
-    with connect(running, tls) as client, pytest.raises(trocar.TokenMissingError):
+    with connect(running, tls) as client, pytest.raises(trocar.errors.TokenMissingError):
         client.models()
     with connect(running, tls, token) as client:
         client.models()
-        with pytest.raises(trocar.ScopeMissingError, match="'bob' has read"):
+        with pytest.raises(trocar.errors.ScopeMissingError, match="'bob' has read"):
             client.unload("identity")
 
 

@@ -111,7 +111,7 @@ def test_a_call_without_a_trace_begins_one_that_the_log_names(collected: Collect
 
 
 def test_a_failed_call_says_why_and_a_callers_mistake_is_no_error_of_ours(collected: Collector) -> None:
-    with traced(collected.endpoint) as client, pytest.raises(trocar.UnknownModelError):
+    with traced(collected.endpoint) as client, pytest.raises(trocar.errors.UnknownModelError):
         client.extract("absent", ROWS, taps=["identity"])
     (call,) = [span for span in collected.spans() if span.name == NAME]
     assert attributes(call)["rpc.grpc.status_code"] == 5

@@ -132,7 +132,7 @@ def test_a_checkpoint_of_other_taps_or_damaged_is_refused(client: trocar.Client)
         running = client.extract_stream("plain", [], TAPS, running_statistics=True, checkpoint=bytes(damaged))
         with suppress(trocar.InvalidRequestError):  # a number that is another number is taken as it is
             list(running)
-    with pytest.raises(trocar.InvalidArgumentError, match="start again without it"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="start again without it"):
         list(client.extract_stream("plain", [], other, running_statistics=True, checkpoint=checkpoint))
 
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_other_edits_or_another_objective_is_refused(
         assert results(of, edits, checkpoint=first.checkpoint, first_batch=1)[0].error is None
         return
     with pytest.raises(
-        trocar.InvalidArgumentError, match="other taps, edits or numerics, or another objective"
+        trocar.errors.InvalidArgumentError, match="other taps, edits or numerics, or another objective"
     ):
         results(of, edits, checkpoint=first.checkpoint, first_batch=1)
 
@@ -220,8 +220,8 @@ def one_batch(client: trocar.Client, **changed: Any) -> trocar.BatchResult:
         ({"taps": [some_logits(0, 1), "conv"]}, False),
         ({"edits": [added(100.0)]}, False),
         ({"model_id": "other"}, False),
-        ({"numerics": "bf16"}, False),
-        ({"merge": False, "priority": "low", "timeout_s": 60.0}, True),
+        ({"options": trocar.options(numerics="bf16")}, False),
+        ({"options": trocar.options(merge=False, priority="low", timeout_s=60.0)}, True),
     ],
 )
 def test_a_checkpoint_of_another_computation_is_refused(
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_another_computation_is_refused(
         assert one_batch(own, **again).error is None
         return
     with pytest.raises(
-        trocar.InvalidArgumentError,
+        trocar.errors.InvalidArgumentError,
         match="belongs to another model, or to other weights, code or settings of it",
     ):
         one_batch(own, **again)
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_a_stored_list_that_was_changed_is_refused(own: trocar.C
     assert one_batch(own, **again).error is None
     own.store_edits("plain", "mine", [added(100.0)], replace=True)
     with pytest.raises(
-        trocar.InvalidArgumentError, match="other taps, edits or numerics, or another objective"
+        trocar.errors.InvalidArgumentError, match="other taps, edits or numerics, or another objective"
     ):
         one_batch(own, **again)
 
@@ -266,7 +266,7 @@ def resumes(
 ) -> bool:
     """Whether a stream resumes with the checkpoint of a result."""
     again = {**options, "checkpoint": first.checkpoint, "first_batch": 1}
-    with suppress(trocar.InvalidArgumentError):
+    with suppress(trocar.errors.InvalidArgumentError):
         return one_batch(client, model_id=model_id, **again).error is None
     return False
 
@@ -343,7 +343,7 @@ def test_other_channels_fail_their_batch_alone(client: trocar.Client) -> None:
     batches = [noise(2, 3, seed=1), noise(2, 5, seed=2), noise(2, 3, seed=3)]
     with client.extract_stream("identity", batches, tap, running_statistics=True) as running:
         errors = [result.error for result in running]
-    assert [type(error) for error in errors] == [type(None), trocar.InvalidArgumentError, type(None)]
+    assert [type(error) for error in errors] == [type(None), trocar.errors.InvalidArgumentError, type(None)]
     expected = np.concatenate([batches[0], batches[2]]).astype(np.float64).mean(0)
     np.testing.assert_allclose(running.statistics["/in"].mean, expected, rtol=1e-12)
 

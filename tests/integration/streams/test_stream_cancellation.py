@@ -204,7 +204,7 @@ def test_a_reader_that_does_not_read_holds_no_replica_and_little_memory(
     call = method(messages, timeout=WAIT_S)
     next(call)  # and no more
     for index in range(50):
-        found = near.extract("gated", ROW + index, "last", timeout_s=WAIT_S)["last"]
+        found = near.extract("gated", ROW + index, "last", options=trocar.options(timeout_s=WAIT_S))["last"]
         assert found.shape == (1, 3)
     passes = GATE.pass_count - 50
     assert 1 <= passes < count // 2
@@ -244,9 +244,11 @@ def test_a_batch_whose_time_is_up_fails_alone(serve: Serve, gate: Gate) -> None:
     with trocar.connect(server.address) as client:
         client.extract("gated", ROW, "last")
         gate.hold()
-        with client.extract_stream("gated", [ROW, ROW + 1], "last", timeout_s=0.3) as stream:
-            assert isinstance(next(stream).error, trocar.DeadlineExceededError)
+        with client.extract_stream(
+            "gated", [ROW, ROW + 1], "last", options=trocar.options(timeout_s=0.3)
+        ) as stream:
+            assert isinstance(next(stream).error, trocar.errors.DeadlineExceededError)
             gate.release()
             later = next(stream)
-        assert later.error is None or isinstance(later.error, trocar.DeadlineExceededError)
+        assert later.error is None or isinstance(later.error, trocar.errors.DeadlineExceededError)
         assert client.extract("gated", ROW, "last")["last"].shape == (1, 3)

@@ -66,8 +66,8 @@ def test_a_deadline_stops_the_backward_pass(
     expected, hooks = gradients(near), hook_counts(hosted)
     gate.reset()
     gate.hold()
-    with pytest.raises(trocar.DeadlineExceededError):
-        gradients(near, timeout_s=0.5)
+    with pytest.raises(trocar.errors.DeadlineExceededError):
+        gradients(near, options=trocar.options(timeout_s=0.5))
     assert gate.entered.is_set()
     assert stopped.wait(WAIT_S)
     gate.release()

@@ -169,7 +169,7 @@ def test_the_calls_of_what_is_skipped_are_left_out_of_the_count(near: trocar.Cli
     assert np.array_equal(found["first.act@4"], expected["first.act@2"])
     assert np.array_equal(found["first.act@5"], expected["first.act@3"])
     assert np.array_equal(found["second"], expected["first.act@1"])
-    with pytest.raises(trocar.ModuleNotCalledError, match="inside 'second'"):
+    with pytest.raises(trocar.errors.ModuleNotCalledError, match="inside 'second'"):
         near.extract("blocks", ROWS, ["first.act@2"], edits=edits[:1])
 
 
@@ -215,12 +215,12 @@ def test_edits_at_both_ends_of_what_is_skipped(near: trocar.Client) -> None:
 def test_only_modules_with_one_tensor_out_are_skipped(
     near: trocar.Client, model_id: str, values: Array, place: str
 ) -> None:
-    with pytest.raises(trocar.EditNotPossibleError, match="skip"):
+    with pytest.raises(trocar.errors.EditNotPossibleError, match="skip"):
         near.extract(model_id, values, ["/out"], edits=trocar.edit(place, "skip"))
 
 
 def test_a_module_that_changes_the_dtype_is_not_skipped(near: trocar.Client) -> None:
-    with pytest.raises(trocar.EditDtypeRejectedError):
+    with pytest.raises(trocar.errors.EditDtypeRejectedError):
         near.extract("half", noise(7, 7), ["/out"], edits=trocar.edit("/out", "skip"))
 
 
@@ -287,7 +287,7 @@ def test_an_edit_of_a_whole_number_buffer_takes_whole_numbers(near: trocar.Clien
     name = "norm/param(num_batches_tracked)"
     found = near.extract("normed", noise(1, 3, 6, 6), [name, "/out"], edits=trocar.edit(name, "set", 3))
     assert found[name] == 3
-    with pytest.raises(trocar.EditDtypeRejectedError):
+    with pytest.raises(trocar.errors.EditDtypeRejectedError):
         near.extract("normed", noise(1, 3, 6, 6), name, edits=trocar.edit(name, "set", 3.5))
 
 
@@ -313,7 +313,7 @@ def test_a_swap_takes_the_edited_value(near: trocar.Client) -> None:
     ("at", "place"), [("third", "first"), ("first", "first"), ("second.linear/in", "first")]
 )
 def test_a_swap_from_later_is_refused(near: trocar.Client, at: str, place: str) -> None:
-    with pytest.raises(trocar.EditNotPossibleError, match=r"later|itself"):
+    with pytest.raises(trocar.errors.EditNotPossibleError, match=r"later|itself"):
         near.extract("blocks", ROWS, "/out", edits=trocar.edit(place, "swap", at=at))
 
 
@@ -328,7 +328,7 @@ def test_a_source_of_one_sample_goes_to_all(near: trocar.Client) -> None:
     whole = trocar.edit("second", "swap", source="clean")
     every = near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": clean})["second"]
     assert np.array_equal(every[0], every[1])
-    with pytest.raises(trocar.EditShapeMismatchError):
+    with pytest.raises(trocar.errors.EditShapeMismatchError):
         near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": noise(3, 6)})
 
 
@@ -349,7 +349,7 @@ def test_a_swap_of_another_dtype_is_refused_before_anything_runs(near: trocar.Cl
     rows = noise(6, 6)
     edit = trocar.edit('/out["int32"]', "swap", source="a", at='/out["float32"]')
     for call in (near.plan, near.extract):
-        with pytest.raises(trocar.EditDtypeRejectedError):
+        with pytest.raises(trocar.errors.EditDtypeRejectedError):
             call("dtypes", rows, '/out["int32"]', edits=edit, sources={"a": rows})
 
 
@@ -359,7 +359,7 @@ def test_edits_and_a_start_in_the_middle(near: trocar.Client) -> None:
     full = near.extract("blocks", ROWS, ["/out", "second"], edits=edits)
     found = near.extract("blocks", value, ["/out", "second"], edits=edits, start_at="first")
     assert_same(found, dict(full))
-    with pytest.raises(trocar.StartNotPossibleError):
+    with pytest.raises(trocar.errors.StartNotPossibleError):
         near.extract(
             "blocks", value, "/out", edits=trocar.edit("first.linear", "scale", 0.5), start_at="first"
         )
@@ -373,7 +373,7 @@ def test_edits_at_and_after_a_start(near: trocar.Client, place: str) -> None:
     edits = trocar.edit(place, "scale", 0.5)
     full = near.extract("blocks", ROWS, "/out", edits=[edits])
     if place.startswith("first.linear"):  # which the pass has left behind
-        with pytest.raises(trocar.StartNotPossibleError, match="runs only before it"):
+        with pytest.raises(trocar.errors.StartNotPossibleError, match="runs only before it"):
             near.extract("blocks", value, "/out", edits=edits, start_at="first")
         return
     assert_same(near.extract("blocks", value, "/out", edits=edits, start_at="first"), dict(full))
@@ -405,7 +405,7 @@ def test_an_edit_of_what_the_data_does_not_reach_is_an_error(near: trocar.Client
     with torch.inference_mode():
         expected = model(torch.from_numpy(rows)) * 0.5
     assert np.array_equal(near.extract("dependent", rows, "/out", edits=edit)["/out"], expected.numpy())
-    with pytest.raises(trocar.ModuleNotCalledError, match="late"):
+    with pytest.raises(trocar.errors.ModuleNotCalledError, match="late"):
         near.extract("dependent", -rows, "/out", edits=edit)
 
 
@@ -416,7 +416,7 @@ def test_a_source_whose_data_does_not_reach_the_place_is_an_error(near: trocar.C
         value = built("dependent")(torch.from_numpy(rows))  # that of `late`
     found = near.extract("dependent", rows, "first", edits=edit, sources={"other": rows})["first"]
     assert np.array_equal(found, value.numpy())
-    with pytest.raises(trocar.ModuleNotCalledError, match="source 'other': module 'late'"):
+    with pytest.raises(trocar.errors.ModuleNotCalledError, match="source 'other': module 'late'"):
         near.extract("dependent", rows, "first", edits=edit, sources={"other": -rows})
 
 
@@ -426,7 +426,7 @@ def test_an_edit_of_an_element_that_the_data_leaves_out_is_an_error(near: trocar
     assert np.array_equal(
         near.extract("moody", rows, '/out["always"]', edits=edit)['/out["always"]'], rows * 1.5
     )
-    with pytest.raises((trocar.ModuleNotCalledError, trocar.UnknownPickError), match="other"):
+    with pytest.raises((trocar.errors.ModuleNotCalledError, trocar.errors.UnknownPickError), match="other"):
         near.extract("moody", -rows, '/out["always"]', edits=edit)
 
 
@@ -521,14 +521,14 @@ def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
 def test_edits_that_nodes_and_functions_do_not_have(near: trocar.Client, place: str, operation: Any) -> None:
     choices: dict[str, dict[str, Any]] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}
     options = choices.get(operation, {})
-    with pytest.raises(trocar.EditNotPossibleError):
+    with pytest.raises(trocar.errors.EditNotPossibleError):
         near.extract("plain", IMAGES, "fc", edits=trocar.edit(place, operation, **options))
 
 
 def test_a_module_that_never_runs_is_not_edited(near: trocar.Client) -> None:
-    with pytest.raises(trocar.ModuleNotCalledError):
+    with pytest.raises(trocar.errors.ModuleNotCalledError):
         near.extract("plain", IMAGES, "fc", edits=trocar.edit("unused", "scale", 2))
-    with pytest.raises(trocar.EditNotReachedError, match="no operation of the pass reads it"):
+    with pytest.raises(trocar.errors.EditNotReachedError, match="no operation of the pass reads it"):
         near.extract("plain", IMAGES, "fc", edits=trocar.edit("unused/param(weight)", "scale", 2))
 
 

@@ -64,9 +64,9 @@ def test_an_edit_behind_the_last_tap_is_refused(
     client: trocar.Client, tap: str, edit: Any, words: str
 ) -> None:
     for call in (client.extract, client.plan):
-        with pytest.raises(trocar.EditNotReachedError, match=words):
+        with pytest.raises(trocar.errors.EditNotReachedError, match=words):
             call("chain", ROWS, taps=[tap], edits=[edit])
-    with pytest.raises(trocar.EditNotReachedError):
+    with pytest.raises(trocar.errors.EditNotReachedError):
         list(client.extract_stream("chain", [ROWS], taps=[tap], edits=[edit]))
 
 
@@ -115,7 +115,7 @@ def test_an_edit_of_a_gradient_has_to_reach_one_that_is_wanted(
         return client.gradients("chain", ROWS, of=trocar.logit(0), at=at, edits=[edit])
 
     if not is_taken:
-        with pytest.raises(trocar.EditNotReachedError):
+        with pytest.raises(trocar.errors.EditNotReachedError):
             call()
         return
     assert all(not value.any() for value in call().values())
@@ -124,14 +124,14 @@ def test_an_edit_of_a_gradient_has_to_reach_one_that_is_wanted(
 @pytest.mark.parametrize("edit", [zero("first"), zero("first/param(weight)"), zero("fn:sigmoid")])
 def test_an_edit_before_the_start_is_refused(client: trocar.Client, edit: Any) -> None:
     value = client.extract("chain", ROWS, taps=["fn:tanh"])["fn:tanh"]
-    with pytest.raises(trocar.StartNotPossibleError, match="before it"):
+    with pytest.raises(trocar.errors.StartNotPossibleError, match="before it"):
         client.extract("chain", value, taps=["third"], start_at="third/in[0]", edits=[edit])
 
 
 def test_stored_edits_have_to_be_reached_by_the_request_that_names_them(client: trocar.Client) -> None:
     client.store_edits("chain", "late", [zero("third")])
     assert client.extract("chain", ROWS, taps=["act@1"], edits=["late"]) is not None
-    with pytest.raises(trocar.EditNotReachedError, match="'third'"):
+    with pytest.raises(trocar.errors.EditNotReachedError, match="'third'"):
         client.extract("chain", ROWS, taps=["second"], edits=["late"])
 
 
@@ -142,10 +142,10 @@ def test_stored_edits_have_to_be_reached_by_the_request_that_names_them(client: 
 def test_an_edit_of_samples_or_channels_that_are_not_there_is_refused(
     client: trocar.Client, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(trocar.EditShapeMismatchError):
+    with pytest.raises(trocar.errors.EditShapeMismatchError):
         client.extract("chain", ROWS, taps=["third"], edits=[zero("second", **options)])
 
 
 def test_a_mask_that_selects_nothing_is_refused(client: trocar.Client) -> None:
-    with pytest.raises(trocar.EditShapeMismatchError, match="mask"):
+    with pytest.raises(trocar.errors.EditShapeMismatchError, match="mask"):
         client.extract("chain", ROWS, taps=["third"], edits=[zero("second", mask=np.zeros((4, 3), bool))])

@@ -142,9 +142,9 @@ def test_each_caller_sees_and_uses_its_own_only(channel: grpc.Channel) -> None:
     assert alice.extract(mine).feature_maps
     for call in (lambda: bob.extract(mine), lambda: bob.plan(mine), lambda: bob.stream(mine)):
         error = refused(call)
-        assert isinstance(error, trocar.UnknownEditsError)
+        assert isinstance(error, trocar.errors.UnknownEditsError)
         assert error.details["field"] == "edits[0].stored"
-    assert isinstance(refused(lambda: bob.delete("mine")), trocar.UnknownEditsError)
+    assert isinstance(refused(lambda: bob.delete("mine")), trocar.errors.UnknownEditsError)
     assert "mine" not in str(refused(lambda: bob.extract(edit_pb2.Edit(stored="mime")))).replace("mime", "")
     bob.store("mine", SET, chunks=[chunk(bytes(20))])
     assert list(alice.stored()[0].edits) == [ZERO]
@@ -161,9 +161,9 @@ def test_stored_edits_are_used_by_name_wherever_edits_are(caller: Caller) -> Non
 def test_a_stored_name_is_of_its_model(caller: Caller) -> None:
     caller.store("one", ZERO)
     error = refused(lambda: caller.extract(edit_pb2.Edit(stored="one"), model_id="other"))
-    assert isinstance(error, trocar.UnknownEditsError)
+    assert isinstance(error, trocar.errors.UnknownEditsError)
     error = refused(lambda: caller.extract(edit_pb2.Edit(stored="one"), model_id="nowhere"))
-    assert isinstance(error, trocar.UnknownModelError)
+    assert isinstance(error, trocar.errors.UnknownModelError)
 
 
 def test_lists_survive_a_restart(data_dir: Path) -> None:
@@ -183,12 +183,12 @@ def test_a_list_is_deleted_once(caller: Caller) -> None:
     caller.store("one")
     caller.delete("one")
     assert caller.names() == []
-    assert isinstance(refused(lambda: caller.delete("one")), trocar.UnknownEditsError)
+    assert isinstance(refused(lambda: caller.delete("one")), trocar.errors.UnknownEditsError)
 
 
 def test_a_list_is_replaced_when_that_is_said(caller: Caller) -> None:
     caller.store("one", ZERO)
-    assert isinstance(refused(lambda: caller.store("one", ZERO)), trocar.EditsExistError)
+    assert isinstance(refused(lambda: caller.store("one", ZERO)), trocar.errors.EditsExistError)
     caller.store("one", ZERO, ZERO, is_replacing=True)
     assert len(caller.stored()[0].edits) == 2
 
@@ -268,7 +268,7 @@ def test_a_damaged_file_is_said_when_it_is_used_and_in_lists(caller: Caller, dat
     file.write_bytes(file.read_bytes()[:-1])
     caller.store("fine")
     error = refused(lambda: caller.extract(edit_pb2.Edit(stored="one")))
-    assert isinstance(error, trocar.EditsCorruptError)
+    assert isinstance(error, trocar.errors.EditsCorruptError)
     assert caller.names() == [("plain", "fine"), ("plain", "one")]
     caller.store("one", is_replacing=True)
     assert caller.extract(edit_pb2.Edit(stored="one")).feature_maps

@@ -260,16 +260,16 @@ def test_spans_without_tokens_are_refused(
     client: trocar.Client, model: str, inputs: Any, edit: trocar.Edit, message: str
 ) -> None:
     for call in (client.extract, client.plan):
-        with pytest.raises(trocar.EditNotPossibleError, match=message) as caught:
+        with pytest.raises(trocar.errors.EditNotPossibleError, match=message) as caught:
             call(model, inputs, [BEHIND], edits=[edit])
         assert "edits[0]" in str(caught.value)
 
 
 def test_other_values_and_arrays_have_no_such_tokens(client: trocar.Client) -> None:
     edit = trocar.edit(EDITED, "zero", tokens=trocar.span("cat"))
-    with pytest.raises(trocar.ReductionRejectedError, match="only texts that the server tokenizes"):
+    with pytest.raises(trocar.errors.ReductionRejectedError, match="only texts that the server tokenizes"):
         client.extract("bert", np.zeros((1, 4), np.float32), [BEHIND], edits=[edit])
     inputs = {"text": ["the cat sat"], "decoder_text": ["cat"]}
     edit = trocar.edit("decoder.block.0[0]", "zero", tokens=trocar.span("cat"))
-    with pytest.raises(trocar.EditShapeMismatchError, match="decoder=True"):
+    with pytest.raises(trocar.errors.EditShapeMismatchError, match="decoder=True"):
         client.extract("t5", inputs, ["decoder.final_layer_norm"], edits=[edit])

@@ -22,7 +22,7 @@ def hosted(request: pytest.FixtureRequest) -> Iterator[Hosted]:
     places = OTHER_MODELS[request.param]
     model = places.built()
     models = {request.param: {"module": model, "input_shape": places.shape}}
-    with trocar.connect("local", models=models, options={"device": "cpu"}) as client:
+    with trocar.connect("local", models=models, settings={"device": "cpu"}) as client:
         yield client, request.param, without_in_place(model)
 
 

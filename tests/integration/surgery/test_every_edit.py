@@ -22,4 +22,4 @@ def test_an_edit_is_the_change_by_hand_or_refused_for_its_reason(name: str) -> N
         assert hook_counts(server) == hooks
     assert not wrong, wrong
     assert outcomes["equal"] > COUNTS[name] / 2, outcomes
-    assert len(OPERATIONS) == 20
+    assert len(OPERATIONS) == 21

@@ -88,7 +88,7 @@ def test_an_edit_behind_the_tapped_port_of_attention_is_refused(
     client: trocar.Client, tap: str, place: str
 ) -> None:
     edit = trocar.edit(f"{ATTENTION}{place}", "zero")
-    with pytest.raises(trocar.EditNotReachedError, match=f"the pass ends at '{ATTENTION}/{tap}'"):
+    with pytest.raises(trocar.errors.EditNotReachedError, match=f"the pass ends at '{ATTENTION}/{tap}'"):
         client.extract("steps", ROWS, [f"{ATTENTION}/{tap}"], edits=edit)
 
 
@@ -186,7 +186,7 @@ def test_gradients_go_through_edits_of_functions_that_write_in_place(
 
 @pytest.mark.parametrize("place", ["fn:unsqueeze_", "fn:unsqueeze_/in[0]", "fn:mul/in(out)"])
 def test_what_cannot_be_edited_in_place_is_refused(client: trocar.Client, place: str) -> None:
-    with pytest.raises(trocar.EditNotPossibleError, match=r"in place|reads nothing"):
+    with pytest.raises(trocar.errors.EditNotPossibleError, match=r"in place|reads nothing"):
         client.extract("in_place", ROWS, ["/out"], edits=trocar.edit(place, "scale", 1.0))
 
 

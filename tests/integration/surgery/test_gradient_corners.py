@@ -352,13 +352,13 @@ def test_gradients_of_values_of_recurrent_layers(near: trocar.Client, place: str
 def test_whole_numbers_have_no_gradient(near: trocar.Client, at: str, model_id: str, values: Array) -> None:
     objective = trocar.value("/out" if model_id != "dtypes" else '/out["float32"]')
     for call in (near.gradients,):
-        with pytest.raises(trocar.NotDifferentiableError):
+        with pytest.raises(trocar.errors.NotDifferentiableError):
             call(model_id, values, of=objective, at=at)
 
 
 @pytest.mark.parametrize("at", ["head", "second.linear"])
 def test_what_the_objective_does_not_depend_on(near: trocar.Client, at: str) -> None:
-    with pytest.raises(trocar.NotDifferentiableError, match=at):
+    with pytest.raises(trocar.errors.NotDifferentiableError, match=at):
         near.gradients("blocks", ROWS, of=trocar.value("first"), at=at)
 
 
@@ -370,22 +370,26 @@ def test_a_pattern_leaves_out_what_has_no_gradient(near: trocar.Client) -> None:
 
 def test_an_edit_of_a_gradient_that_never_comes_is_an_error(near: trocar.Client) -> None:
     edit = trocar.edit("third/grad_out", "scale", 2)
-    with pytest.raises(trocar.NotDifferentiableError, match="third"):
+    with pytest.raises(trocar.errors.NotDifferentiableError, match="third"):
         near.gradients("blocks", ROWS, of=trocar.value("second"), at="first", edits=edit)
 
 
 @pytest.mark.parametrize("place", ["fn:relu@0", "fn:linear", "fx:conv"])
 def test_functions_and_nodes_have_no_gradients(near: trocar.Client, place: str) -> None:
     with pytest.raises(
-        (trocar.NotDifferentiableError, trocar.InvalidArgumentError, trocar.InvalidSelectorError)
+        (
+            trocar.errors.NotDifferentiableError,
+            trocar.errors.InvalidArgumentError,
+            trocar.errors.InvalidSelectorError,
+        )
     ) as caught:
         near.gradients("plain", IMAGES, of=trocar.logit(1), at=place)
-    assert not isinstance(caught.value, trocar.InputRejectedError)
+    assert not isinstance(caught.value, trocar.errors.InputRejectedError)
     with pytest.raises(trocar.TrocarError) as refused:
         near.gradients(
             "plain", IMAGES, of=trocar.logit(1), at="conv", edits=trocar.edit(f"{place}/grad_out", "zero")
         )
-    assert not isinstance(refused.value, trocar.InputRejectedError)
+    assert not isinstance(refused.value, trocar.errors.InputRejectedError)
 
 
 def test_gradients_inside_of_structures(near: trocar.Client) -> None:
@@ -459,7 +463,7 @@ def test_a_model_that_writes_after_its_modules(near: trocar.Client, place: str, 
 
 
 def test_a_write_that_torch_has_no_derivative_for(near: trocar.Client) -> None:
-    with pytest.raises(trocar.NotDifferentiableError, match="out="):
+    with pytest.raises(trocar.errors.NotDifferentiableError, match="out="):
         near.gradients("overwrites", noise(2, 3), of=trocar.value("/out"), at="/in")
 
 
@@ -506,7 +510,7 @@ def test_a_model_that_decides_on_its_data(near: trocar.Client) -> None:
     assert_close(found["/in"], expected.numpy())
     with pytest.raises(trocar.TrocarError) as caught:
         near.gradients("dependent", -rows, of=trocar.value("/out"), at=["late"])
-    assert isinstance(caught.value, trocar.NotDifferentiableError | trocar.ModuleNotCalledError)
+    assert isinstance(caught.value, trocar.errors.NotDifferentiableError | trocar.errors.ModuleNotCalledError)
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "mse", "bce_with_logits", "kl_div"])
@@ -516,7 +520,7 @@ def test_losses_are_those_of_torch(near: trocar.Client, kind: Any) -> None:
         "cross_entropy": F.cross_entropy,
         "mse": F.mse_loss,
         "bce_with_logits": F.binary_cross_entropy_with_logits,
-        "kl_div": lambda value, target: F.kl_div(value, target, reduction="batchmean"),
+        "kl_div": lambda value, target: F.kl_div(F.log_softmax(value, 1), target, reduction="batchmean"),
     }
     expected = by_hand(
         "blocks", ROWS, ["first", "/in"], lambda kept: losses[kind](kept["/out"], torch.from_numpy(labels))
@@ -524,6 +528,22 @@ def test_losses_are_those_of_torch(near: trocar.Client, kind: Any) -> None:
     found = near.gradients("blocks", ROWS, of=trocar.loss(kind, labels), at=["first", "/in"])
     for place in expected:
         assert_close(found[place], expected[place])
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "nll", "bce_with_logits"])
+def test_weights_of_classes_are_those_of_torch(near: trocar.Client, kind: Any) -> None:
+    weights = torch.tensor([1, 2, 0.5])
+    labels: Any = noise(2, 3, seed=9) if kind == "bce_with_logits" else np.array([2, 0])
+    losses: dict[str, Callable[..., torch.Tensor]] = {
+        "cross_entropy": F.cross_entropy,
+        "nll": F.nll_loss,
+        "bce_with_logits": F.binary_cross_entropy_with_logits,
+    }
+    expected = by_hand(
+        "blocks", ROWS, ["first"], lambda kept: losses[kind](kept["/out"], torch.from_numpy(labels), weights)
+    )
+    of = trocar.loss(kind, labels, class_weights=weights.tolist())
+    assert_close(near.gradients("blocks", ROWS, of=of, at=["first"])["first"], expected["first"])
 
 
 @pytest.mark.parametrize("center", [0.0, 1.0])
@@ -556,7 +576,7 @@ def test_batch_norms_own_statistics(near: trocar.Client) -> None:
     found = near.gradients("normed", images, of=trocar.logit(1), at="**/param(*)")
     assert "norm/param_grad(weight)" in found
     assert "norm/param_grad(running_mean)" not in found
-    with pytest.raises(trocar.NotDifferentiableError):
+    with pytest.raises(trocar.errors.NotDifferentiableError):
         near.gradients("normed", images, of=trocar.logit(1), at="norm/param(running_mean)")
 
 
@@ -597,7 +617,7 @@ def test_a_skipped_module_passes_its_gradient_on(near: trocar.Client) -> None:
     assert_close(found["/in"], expected.numpy())
     for place in ("second/in", "first"):
         assert_close(found[place], found["second"])
-    with pytest.raises(trocar.ModuleNotCalledError):
+    with pytest.raises(trocar.errors.ModuleNotCalledError):
         near.gradients(
             "blocks", ROWS, of=trocar.logit(1), at="second.linear", edits=trocar.edit("second", "skip")
         )
@@ -624,5 +644,5 @@ def test_gradients_through_a_swap_from_the_same_pass(near: trocar.Client) -> Non
 
 
 def test_a_running_mean_has_no_gradient_and_the_inputs_are_not_blamed(near: trocar.Client) -> None:
-    with pytest.raises(trocar.NotDifferentiableError, match="running_mean"):
+    with pytest.raises(trocar.errors.NotDifferentiableError, match="running_mean"):
         near.gradients("normed", noise(2, 3, 6, 6), of=trocar.logit(1), at="norm/param(running_mean)")

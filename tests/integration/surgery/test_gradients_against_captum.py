@@ -52,7 +52,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     places = OTHER_MODELS[request.param]
     model = places.built()
     hosted = {request.param: {"module": model, "input_shape": places.shape}}
-    with trocar.connect("local", models=hosted, options={"device": "cpu"}) as client:
+    with trocar.connect("local", models=hosted, settings={"device": "cpu"}) as client:
         x = noise(2, *places.shape)
         yield Pair(client, request.param, without_in_place(model), places, x)
 

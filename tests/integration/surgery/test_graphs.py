@@ -221,7 +221,7 @@ def test_a_gpu_answers_with_the_bits_of_its_own_eager_pass(rows: int) -> None:
     with hosting as server, trocar.connect(server.address) as client:
         for seed in range(10):
             images = noise(rows, 3, 224, 224, seed=seed)
-            found = client.extract("resnet18", images, paths, numerics="exact")
+            found = client.extract("resnet18", images, paths, options=trocar.options(numerics="exact"))
             settle(server)
             with torch.inference_mode():
                 expected = create_feature_extractor(model, paths)(torch.from_numpy(images).cuda())

@@ -210,9 +210,12 @@ def test_rules_and_losses_of_trainers_are_at_one_parameter(client: trocar.Client
     optimizer.step()
     trainer = client.train(
         "keywords",
-        losses=[trocar.loss_term("cross_entropy"), trocar.loss_term("l2_norm", at="mix/in(gain)")],
-        gradient_rules=trocar.gradient_rule("mix/grad_in", "zero"),
-        optimizer=trocar.sgd(lr=0.1),
+        losses=[
+            trocar.training.loss_term("cross_entropy"),
+            trocar.training.loss_term("l2_norm", at="mix/in(gain)"),
+        ],
+        gradient_edits=trocar.training.gradient_edit("mix/grad_in", "zero"),
+        optimizer=trocar.training.sgd(lr=0.1),
     )
     trainer.step(ROWS, LABELS)
     found = load_file(trainer.export(tmp_path / "trained.safetensors"))

@@ -108,7 +108,7 @@ def models() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[trocar.Client]:
     hosted = {name: {"module": module, "input_shape": (4,)} for name, module in models().items()}
-    with trocar.connect("local", models=hosted, options={"device": "cpu"}) as connected:
+    with trocar.connect("local", models=hosted, settings={"device": "cpu"}) as connected:
         yield connected
 
 
@@ -166,7 +166,7 @@ def test_a_step_whose_batch_was_overwritten_is_not_repeated_on_it(client: trocar
     table_of.cache_clear()
     client.extract(name, ROWS, "/out")
     with client.train(name, losses="mse", trainable=["fc"]) as trainer:
-        with pytest.raises(trocar.InputRejectedError, match="Inference tensors"):
+        with pytest.raises(trocar.errors.InputRejectedError, match="Inference tensors"):
             trainer.step(ROWS, targets)
         loss = trainer.step(ROWS, targets).loss
     output = models()[name](torch.from_numpy(ROWS.copy()))

@@ -45,7 +45,7 @@ class Reads(nn.Module):
 @pytest.fixture(scope="module")
 def client() -> Iterator[trocar.Client]:
     models = {"reads": {"module": Reads().eval(), "input_shape": (4,)}}
-    with trocar.connect("local", models=models, options={"device": "cpu"}) as connected:
+    with trocar.connect("local", models=models, settings={"device": "cpu"}) as connected:
         yield connected
 
 

@@ -82,7 +82,7 @@ def client() -> Iterator[trocar.Client]:
         for name in NETS
         for way in WAYS
     }
-    with trocar.connect("local", models=models, options={"device": "cpu"}) as connected:
+    with trocar.connect("local", models=models, settings={"device": "cpu"}) as connected:
         yield connected
 
 
@@ -111,32 +111,32 @@ def steps(client: trocar.Client, model_id: str, **options: Any) -> dict[str, Any
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("port", ["grad_out", "grad_in[0]"])
 def test_steps_with_a_rule_inside(client: trocar.Client, name: str, port: str) -> None:
-    rules = [trocar.gradient_rule(f"{INSIDE[name]}/{port}", "scale", factor=0.5)]
-    compare(name, lambda model_id: steps(client, model_id, gradient_rules=rules))
+    rules = [trocar.training.gradient_edit(f"{INSIDE[name]}/{port}", "scale", factor=0.5)]
+    compare(name, lambda model_id: steps(client, model_id, gradient_edits=rules))
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_steps_with_a_loss_inside(client: trocar.Client, name: str) -> None:
-    losses = [trocar.loss_term("l2_norm", at=INSIDE[name])]
+    losses = [trocar.training.loss_term("l2_norm", at=INSIDE[name])]
     compare(name, lambda model_id: steps(client, model_id, losses=losses))
 
 
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_steps_of_an_adapter(client: trocar.Client, name: str) -> None:
-    rules = [trocar.gradient_rule(f"{INSIDE[name]}/grad_out", "scale", factor=0.5)]
-    options = {"trainable": [], "adapter": trocar.lora(2), "gradient_rules": rules}
+    rules = [trocar.training.gradient_edit(f"{INSIDE[name]}/grad_out", "scale", factor=0.5)]
+    options = {"trainable": [], "lora": trocar.training.lora(2), "gradient_edits": rules}
     compare(name, lambda model_id: steps(client, model_id, **options))
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_fits(client: trocar.Client, name: str) -> None:
-    rules = [trocar.clamp(f"{INSIDE[name]}/grad_out", -1e-3, 1e-3)]
+    rules = [trocar.training.gradient_edit(f"{INSIDE[name]}/grad_out", "clamp", -1e-3, 1e-3)]
     inputs = np.concatenate([DATA[name]] * 3)
     labels = np.arange(len(inputs)) % 3
 
     def fitted(model_id: str) -> dict[str, Any]:
         with client.train(
-            model_id, trainable=["**"], seed=1, accumulation=2, gradient_rules=rules
+            model_id, trainable=["**"], seed=1, accumulation=2, gradient_edits=rules
         ) as trainer:
             trainer.fit((inputs, labels), epochs=2, batch_size=7)
             return dict(trainer.extract(DATA[name], [INSIDE[name]]))

@@ -91,14 +91,22 @@ def scores(model: nn.Module, name: str, inputs: np.ndarray[Any, Any]) -> torch.T
     return output.permute(MODELS[name][3])
 
 
+@pytest.mark.parametrize("weights", [None, [1, 2, 0.5, 0, 3]], ids=["equal", "weighted"])
 @pytest.mark.parametrize("name", MODELS)
-def test_classes_are_where_the_model_has_them(client: trocar.Client, tmp_path: Path, name: str) -> None:
+def test_classes_are_where_the_model_has_them(
+    client: trocar.Client, tmp_path: Path, name: str, weights: list[float] | None
+) -> None:
     inputs, labels = samples(name)
     model = build(name)
-    loss = trocar.loss_term("cross_entropy", label_smoothing=0.1)
-    with client.train(name, losses=[loss], optimizer=trocar.sgd(lr=0.1)) as trainer:
+    loss = trocar.training.loss_term("cross_entropy", label_smoothing=0.1, class_weights=weights)
+    with client.train(name, losses=[loss], optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         value = trainer.step(inputs, labels).loss
-        expected = F.cross_entropy(scores(model, name, inputs), torch.from_numpy(labels), label_smoothing=0.1)
+        expected = F.cross_entropy(
+            scores(model, name, inputs),
+            torch.from_numpy(labels),
+            None if weights is None else torch.tensor(weights),
+            label_smoothing=0.1,
+        )
         expected.backward()
         assert value == pytest.approx(expected.item(), rel=1e-6)
         torch.optim.SGD(model.parameters(), lr=0.1).step()
@@ -110,11 +118,11 @@ def test_classes_are_where_the_model_has_them(client: trocar.Client, tmp_path: P
 @pytest.mark.parametrize("name", MODELS)
 def test_metrics_and_names_are_of_the_classes(client: trocar.Client, name: str) -> None:
     inputs, labels = samples(name)
-    with client.train(name, losses="cross_entropy", optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train(name, losses="cross_entropy", optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         history = trainer.fit((inputs, labels), epochs=1, batch_size=3, eval=samples(name, 1))
         accuracy = np.mean(trainer.predict(inputs).transpose(MODELS[name][3]).argmax(1) == labels)
         assert trainer.evaluate(inputs, labels).accuracy == pytest.approx(accuracy)
-        with pytest.raises(trocar.InvalidArgumentError, match="a model with 5 outputs"):
+        with pytest.raises(trocar.errors.InvalidArgumentError, match="a model with 5 outputs"):
             trainer.publish("named", categories=["a"] * len(labels[0]))
         trainer.publish("named", categories=list("abcde"))
         others, wanted = samples(name, 1)
@@ -125,9 +133,9 @@ def test_metrics_and_names_are_of_the_classes(client: trocar.Client, name: str) 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_new_head_has_its_classes_where_the_old_one_had(client: trocar.Client, name: str) -> None:
     inputs, labels = samples(name)
-    with client.train(name, head=3, losses="cross_entropy", optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train(name, head=3, losses="cross_entropy", optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         trainer.step(inputs, labels % 3)
-        with pytest.raises(trocar.TargetRejectedError, match="the model has 3 classes"):
+        with pytest.raises(trocar.errors.TargetRejectedError, match="the model has 3 classes"):
             trainer.step(inputs, np.full_like(labels, 4))
         assert trainer.predict(inputs).transpose(MODELS[name][3]).shape[1] == 3
 
@@ -139,12 +147,12 @@ def test_targets_are_of_the_classes(client: trocar.Client, name: str) -> None:
     soft = np.eye(CLASSES, dtype=np.float32)[labels] * 0.8 + 0.04  # classes last
     given = np.moveaxis(soft, -1, 1) if name == "tagger" else soft
     expected = F.cross_entropy(scores(build(name), name, inputs), torch.from_numpy(soft).movedim(-1, 1))
-    with client.train(name, losses="cross_entropy", optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train(name, losses="cross_entropy", optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         assert trainer.step(inputs, given).loss == pytest.approx(expected.item(), rel=1e-6)
     divergence = F.kl_div(
         scores(build(name), name, inputs).log_softmax(1),
         torch.from_numpy(soft).movedim(-1, 1),
         reduction="batchmean",
     )
-    with client.train(name, losses="kl_div", optimizer=trocar.sgd(lr=0.1)) as trainer:
+    with client.train(name, losses="kl_div", optimizer=trocar.training.sgd(lr=0.1)) as trainer:
         assert trainer.step(inputs, given).loss == pytest.approx(divergence.item(), rel=1e-5)

@@ -156,7 +156,7 @@ def test_the_operators_folder_is_there_for_everybody(
     loaded = opened(serving, dataset).load([4, 0])
     assert loaded.targets[""].tolist() == [1, 0]
     np.testing.assert_array_equal(np.asarray(loaded.inputs[0]), np.asarray(expected[4][0]))
-    with pytest.raises(trocar.InvalidArgumentError, match="operator"):
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="operator"):
         client.delete_dataset("pets")
     with trocar.connect(serving.address, token="bob") as bob:
         assert [found.dataset_id for found in bob.datasets()] == ["pets"]
@@ -353,10 +353,10 @@ def test_images_for_a_model_are_prepared_as_its_weights_want(
         (np.ones(3, np.complex64), TypeError),
         (np.array(["a", "b"]), TypeError),
         ([], ValueError),
-        (7, trocar.SourceError),
-        ([np.ones(2), np.ones(3)], trocar.SourceError),
-        ([(np.ones(2), 1, 2)], trocar.SourceError),
-        ("nowhere/", trocar.SourceError),
+        (7, trocar.errors.SourceError),
+        ([np.ones(2), np.ones(3)], trocar.errors.SourceError),
+        ([(np.ones(2), 1, 2)], trocar.errors.SourceError),
+        ("nowhere/", trocar.errors.SourceError),
     ],
 )
 def test_what_is_no_data_set_is_refused_by_the_client(
@@ -379,7 +379,7 @@ def test_a_source_that_changes_meanwhile_is_found_out(client: trocar.Client) -> 
     def change(_: trocar.UploadProgress) -> None:
         array[:] = 1
 
-    with pytest.raises(trocar.SourceError, match="the source changed"):
+    with pytest.raises(trocar.errors.SourceError, match="the source changed"):
         client.upload_dataset(array, progress=change)
 
 

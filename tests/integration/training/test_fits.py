@@ -108,7 +108,9 @@ def test_a_share_of_the_data_is_evaluated_and_not_trained_on(client: trocar.Clie
     history = split.fit((images, labels), epochs=EPOCHS, batch_size=BATCH, eval_split=0.3)
     apart.fit((images[trained], labels[trained]), epochs=EPOCHS, batch_size=BATCH)
 
-    first, second = (exported(one, tmp_path / name) for one, name in ((split, "a"), (apart, "b")))
+    first, second = (
+        exported(one, tmp_path / name) for one, name in ((split, "a.safetensors"), (apart, "b.safetensors"))
+    )
     assert all(torch.equal(first[name], second[name]) for name in second)
     evaluated = apart.evaluate(images[kept], labels[kept])
     last = history.evaluations[-1]
@@ -119,14 +121,14 @@ def test_a_share_of_the_data_is_evaluated_and_not_trained_on(client: trocar.Clie
 
 def test_a_batch_that_workers_cannot_divide_is_refused(client: trocar.Client) -> None:
     trainer = make_trainer(client, ("fc",))
-    with pytest.raises(trocar.FitInvalidError, match="use a multiple, for example 8"):
+    with pytest.raises(trocar.errors.FitInvalidError, match="use a multiple, for example 8"):
         trainer.fit(samples(), batch_size=7, workers=2)
 
 
 @pytest.mark.parametrize("share", [0.01, 1, -0.1])
 def test_a_share_that_is_no_part_is_refused(client: trocar.Client, share: float) -> None:
     trainer = make_trainer(client, ("fc",))
-    with pytest.raises(trocar.FitInvalidError, match="eval_split"):
+    with pytest.raises(trocar.errors.FitInvalidError, match="eval_split"):
         trainer.fit(samples(), eval_split=share)
 
 
@@ -159,7 +161,7 @@ def test_pause_and_resume_change_nothing(client: trocar.Client, tmp_path: Path) 
         if event.kind == "step" and event["step"] == 4:
             assert trainer.pause() == "paused"
             assert trainer.info().state == "paused"
-            with pytest.raises(trocar.TrainerBusyError):
+            with pytest.raises(trocar.errors.TrainerBusyError):
                 trainer.step(images, labels)
             assert trainer.evaluate(images, labels).sample_count == 4
             assert trainer.resume() == "running"
@@ -180,39 +182,39 @@ def test_a_cancelled_fit_leaves_a_trainer_that_can_be_used(client: trocar.Client
     assert trainer.info().state == "ready"
     images, labels = samples(4)
     assert trainer.step(images, labels).is_update
-    with pytest.raises(trocar.UnknownFitError):
+    with pytest.raises(trocar.errors.UnknownFitError):
         trainer.pause()
 
 
 def test_every_problem_of_a_fit_is_in_one_error(client: trocar.Client) -> None:
     trainer = make_trainer(client, ("fc",))
     images, labels = samples()
-    with pytest.raises(trocar.FitInvalidError) as caught:
+    with pytest.raises(trocar.errors.FitInvalidError) as caught:
         trainer.fit(
             (images, labels + 5),
             eval=(images[:3], labels[:3]),
-            metrics=["accuracy", trocar.metric("f1", averaged="macro")],
-            augment=[trocar.augmentation("RandomCrp", size=3)],
-            early_stop=trocar.early_stop("recall"),
+            metrics=["accuracy", trocar.training.metric("f1", averaged="macro")],
+            augment=[trocar.training.augmentation("RandomCrp", size=3)],
+            early_stop=trocar.training.early_stop("recall"),
         )
     message = str(caught.value)
     for part in ("10", "RandomCrop", "averaged", "early_stop"):
         assert part in message, message
-    with pytest.raises(trocar.UnknownDatasetError):
+    with pytest.raises(trocar.errors.UnknownDatasetError):
         trainer.fit("0" * 32)
     assert trainer.info().state == "ready"
-    with pytest.raises(trocar.UnknownFitError):
+    with pytest.raises(trocar.errors.UnknownFitError):
         list(trainer.watch())
 
 
 def test_early_stopping_ends_a_fit(client: trocar.Client) -> None:
-    trainer = make_trainer(client, ("fc",), optimizer=trocar.sgd(lr=1e-12))
+    trainer = make_trainer(client, ("fc",), optimizer=trocar.training.sgd(lr=1e-12))
     history = trainer.fit(
         samples(),
         epochs=50,
         batch_size=BATCH,
         eval=samples(10, 4),
-        early_stop=trocar.early_stop(patience=2, min_delta=0.1),
+        early_stop=trocar.training.early_stop(patience=2, min_delta=0.1),
     )
     assert len(history.evaluations) == 3
     assert "did not improve" in history[-1]["message"]
@@ -307,7 +309,7 @@ def test_a_lost_connection_changes_nothing(running: RunningServer, client: troca
 
         def leave() -> None:
             with trocar.connect(running.address) as other:
-                for event in trocar.Trainer(other, trainer.trainer_id).watch(number):
+                for event in trocar.training.Trainer(other, trainer.trainer_id).watch(number):
                     if event.kind == "step":
                         break
 
@@ -363,7 +365,7 @@ def test_a_stop_saves_the_rates_that_the_last_evaluation_of_a_fit_has_lowered(
 def fitted_with_a_plateau(client: trocar.Client, kind: str) -> tuple[str, float]:
     """Run a fit whose end is of this kind; return its trainer, and the rate by torch's own scheduler."""
     options: dict[str, Any] = {"patience": 0, "threshold": 0.999}
-    trainer = tiny_training.make_trainer(client, schedule=trocar.schedule("plateau", **options))
+    trainer = tiny_training.make_trainer(client, schedule=trocar.training.schedule("plateau", **options))
     data, evaluated = tiny_training.samples(8), tiny_training.samples(4, 1)
     first = trainer.start_fit(data, eval=evaluated, epochs=2, batch_size=4, checkpoint_every=2)
     events = list(trainer.watch(first))
@@ -401,11 +403,11 @@ def test_another_server_knows_the_length_of_a_fit_that_could_not_begin(
     monkeypatch.setattr(Trainer, "save_changes", AsyncMock())  # as if the server was killed
     given = tiny_training.batches(3)
     with server_of(tmp_path, "a") as (_, client):
-        trainer = tiny_training.make_trainer(client, schedule=trocar.schedule("cosine"))
+        trainer = tiny_training.make_trainer(client, schedule=trocar.training.schedule("cosine"))
         full = ServiceError(ErrorReason.STORAGE_FULL, "the disk is full")
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointStore, "save", Mock(side_effect=full))
-            with pytest.raises(trocar.StorageFullError):
+            with pytest.raises(trocar.errors.StorageFullError):
                 trainer.start_fit(tiny_training.samples(8), epochs=2, batch_size=4)
         trainer.step(*given[0])
         trainer.step(*given[1])

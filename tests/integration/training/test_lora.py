@@ -92,8 +92,8 @@ def assert_steps_of_peft(trainer: Any, model: Any) -> None:
 
 
 def test_gradients_equal_those_of_peft_bit_for_bit(client: trocar.Client, folder: Path) -> None:
-    adapter = trocar.lora(RANKS, alpha=16, dropout=0.1)
-    trainer = client.train("gpt2", adapter=adapter, losses="causal_lm", seed=7)
+    adapter = trocar.training.lora(RANKS, alpha=16, dropout=0.1)
+    trainer = client.train("gpt2", lora=adapter, losses="causal_lm", seed=7)
     model = theirs(folder, lora_alpha=16, lora_dropout=0.1).train()
     torch.manual_seed(7)
     assert_steps_of_peft(trainer, model)
@@ -101,7 +101,7 @@ def test_gradients_equal_those_of_peft_bit_for_bit(client: trocar.Client, folder
 
 
 def test_the_model_itself_stays(client: trocar.Client, folder: Path) -> None:
-    trainer = client.train("gpt2", adapter=4, losses="causal_lm", optimizer=trocar.adamw(lr=0.1))
+    trainer = client.train("gpt2", lora=4, losses="causal_lm", optimizer=trocar.training.adamw(lr=0.1))
     before = client.extract("gpt2", {"input_ids": IDS}, ["lm_head"])["lm_head"]
     first = trainer.step({"input_ids": IDS}, IDS).loss
     losses = [trainer.step({"input_ids": IDS}, IDS).loss for _ in range(10)]
@@ -114,9 +114,9 @@ def test_the_model_itself_stays(client: trocar.Client, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"adapter": trocar.lora({"*.q_prj": 4})}, "'\\*.q_prj' matches no linear layer"),
-        ({"adapter": trocar.lora({"*.c_attn": 0})}, "adapter.ranks\\[0\\].rank"),
-        ({"adapter": 4, "trainable": "lm_head"}, "trainable: with an adapter"),
+        ({"lora": trocar.training.lora({"*.q_prj": 4})}, "'\\*.q_prj' matches no linear layer"),
+        ({"lora": trocar.training.lora({"*.c_attn": 8193})}, "lora.ranks\\[0\\].rank"),
+        ({"lora": 4, "trainable": "lm_head"}, "trainable: with an adapter"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_refused(
@@ -126,9 +126,14 @@ def test_an_adapter_that_cannot_be_is_refused(
         client.train("gpt2", losses="causal_lm", **options)
 
 
+def test_a_rank_of_an_adapter_is_at_least_one(client: trocar.Client) -> None:
+    with pytest.raises(ValueError, match="a rank is 0; it is at least 1"):
+        client.train("gpt2", losses="causal_lm", lora=trocar.training.lora({"*.c_attn": 0}))
+
+
 def test_peft_loads_what_was_exported(client: trocar.Client, folder: Path, tmp_path: Path) -> None:
-    adapter = trocar.lora(RANKS, alpha={"*.c_attn": 16, "*.mlp.*": 4})
-    trainer = client.train("gpt2", adapter=adapter, losses="causal_lm", optimizer=trocar.adamw(lr=0.1))
+    adapter = trocar.training.lora(RANKS, alpha={"*.c_attn": 16, "*.mlp.*": 4})
+    trainer = client.train("gpt2", lora=adapter, losses="causal_lm", optimizer=trocar.training.adamw(lr=0.1))
     for _ in range(3):
         trainer.step({"input_ids": IDS}, IDS)
     model: Any = peft.PeftModel.from_pretrained(base(folder), trainer.export_adapter(tmp_path / "adapter"))
@@ -142,7 +147,7 @@ def test_an_adapter_of_peft_is_loaded_and_survives_a_restore(
 ) -> None:
     model = theirs(folder, lora_alpha=16, alpha_pattern={"mlp.c_fc": 4}, init_lora_weights=False).eval()
     model.save_pretrained(tmp_path)
-    trainer = client.train("gpt2", adapter=trocar.lora_from(tmp_path), losses="causal_lm")
+    trainer = client.train("gpt2", lora=trocar.training.lora_from(tmp_path), losses="causal_lm")
     with torch.inference_mode():
         own = model(input_ids=torch.from_numpy(IDS)).logits.numpy()
     np.testing.assert_array_equal(trainer.predict({"input_ids": IDS}), own)
@@ -152,15 +157,15 @@ def test_an_adapter_of_peft_is_loaded_and_survives_a_restore(
 
 
 def test_an_adapter_is_not_published(client: trocar.Client) -> None:
-    trainer = client.train("gpt2", adapter=4, losses="causal_lm")
+    trainer = client.train("gpt2", lora=4, losses="causal_lm")
     with pytest.raises(InvalidArgumentError, match="cannot be published"):
         trainer.publish("own")
     assert "own" not in {model.model_id for model in client.models()}
 
 
 def test_a_head_goes_along_with_the_adapter(client: trocar.Client, tmp_path: Path) -> None:
-    options: Any = {"head": trocar.head(30, path="lm_head"), "losses": "causal_lm", "seed": 3}
-    trainer = client.train("gpt2", adapter=trocar.lora({"*.c_attn": 2}), **options)
+    options: Any = {"head": trocar.training.head(30, path="lm_head"), "losses": "causal_lm", "seed": 3}
+    trainer = client.train("gpt2", lora=trocar.training.lora({"*.c_attn": 2}), **options)
     assert {name for name in trainer.info().trainable if "lora" not in name} == {
         "lm_head.weight",
         "lm_head.bias",
@@ -168,7 +173,7 @@ def test_a_head_goes_along_with_the_adapter(client: trocar.Client, tmp_path: Pat
     trainer.step({"input_ids": IDS}, IDS)
     trainer.export_adapter(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == ["lm_head"]
-    again = client.train("gpt2", adapter=trocar.lora_from(tmp_path), **options)
+    again = client.train("gpt2", lora=trocar.training.lora_from(tmp_path), **options)
     inputs = {"input_ids": IDS}
     np.testing.assert_array_equal(again.predict(inputs), trainer.predict(inputs))
 
@@ -180,8 +185,8 @@ def test_streams_plans_gradients_and_the_command_line_take_an_adapter(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options: Any = {"losses": "causal_lm", "optimizer": trocar.adamw(lr=0.1)}
-    trainer = client.train("gpt2", adapter=trocar.lora(4, name="style"), **options)
+    options: Any = {"losses": "causal_lm", "optimizer": trocar.training.adamw(lr=0.1)}
+    trainer = client.train("gpt2", lora=trocar.training.lora(4, name="style"), **options)
     inputs, at = {"input_ids": IDS}, "lm_head"
     trainer.step(inputs, IDS)
     expected = trainer.extract(inputs, [at])[at]
@@ -218,7 +223,7 @@ def test_prepared_calls_take_an_adapter_and_edits_that_are_stored_for_it(
         running_server(models=models, device="cpu", data_dir=tmp_path / "data", host=host) as server,
         trocar.connect(server.app.rpc.address) as client,
     ):
-        trainer = client.train("gpt2", adapter=trocar.lora(4, name="style"), losses="causal_lm")
+        trainer = client.train("gpt2", lora=trocar.training.lora(4, name="style"), losses="causal_lm")
         client.store_edits(trainer.trainer_id, "half", trocar.edit("transformer.h.0.mlp", "scale", 0.5))
         inputs: Any = {"input_ids": IDS}
         options: Any = {"adapter": "style", "edits": "half"}
@@ -230,7 +235,7 @@ def test_prepared_calls_take_an_adapter_and_edits_that_are_stored_for_it(
 
 def test_an_adapter_of_another_shape_is_refused(client: trocar.Client, folder: Path, tmp_path: Path) -> None:
     theirs(folder).save_pretrained(tmp_path)
-    trainer = client.train("gpt2", adapter=4, losses="causal_lm")
+    trainer = client.train("gpt2", lora=4, losses="causal_lm")
     with pytest.raises(TrainerInvalidError, match="is missing in either"):
         trainer.load_adapter(tmp_path)
 
@@ -244,16 +249,16 @@ def test_peft_is_imported_beside_the_thread_that_owns_the_device(
         threads.append(threading.current_thread().name)
 
     monkeypatch.setattr(trainer_builder, "peft_library", importing)
-    client.train("gpt2", adapter=4, losses="causal_lm")
+    client.train("gpt2", lora=4, losses="causal_lm")
     assert len(threads) == 1
     assert running.on_owner(lambda: threading.current_thread().name) not in threads
 
 
 def test_adapters_on_one_base_are_chosen_per_call_and_never_mixed(client: trocar.Client) -> None:
     inputs, taps = {"input_ids": IDS}, ["lm_head"]
-    options: Any = {"losses": "causal_lm", "optimizer": trocar.adamw(lr=0.1)}
+    options: Any = {"losses": "causal_lm", "optimizer": trocar.training.adamw(lr=0.1)}
     trainers = {
-        name: client.train("gpt2", adapter=trocar.lora(4, name=name), seed=seed, **options)
+        name: client.train("gpt2", lora=trocar.training.lora(4, name=name), seed=seed, **options)
         for seed, name in enumerate(["one", "two"])
     }
     for trainer in trainers.values():
@@ -269,7 +274,7 @@ def test_adapters_on_one_base_are_chosen_per_call_and_never_mixed(client: trocar
             np.testing.assert_array_equal(call.result()["lm_head"], alone.get(name, plain))
     assert not np.array_equal(alone["one"], alone["two"])
     with pytest.raises(TrainerInvalidError, match="has an adapter 'one'"):
-        client.train("gpt2", adapter=trocar.lora(2, name="one"), losses="causal_lm")
+        client.train("gpt2", lora=trocar.training.lora(2, name="one"), losses="causal_lm")
     with pytest.raises(UnknownTrainerError, match="no adapter 'three' on model 'gpt2'; available: one, two"):
         client.extract("gpt2", inputs, taps, adapter="three")
     for trainer in trainers.values():
@@ -281,12 +286,12 @@ def test_an_adapter_belongs_to_who_trained_it(running: RunningServer) -> None:
         trocar.connect(running.address, token="ann") as ann,
         trocar.connect(running.address, token="bob") as bob,
     ):
-        inputs, adapter = {"input_ids": IDS}, trocar.lora(4, name="own")
-        trainer = ann.train("gpt2", adapter=adapter, losses="causal_lm")
+        inputs, adapter = {"input_ids": IDS}, trocar.training.lora(4, name="own")
+        trainer = ann.train("gpt2", lora=adapter, losses="causal_lm")
         with pytest.raises(UnknownTrainerError, match="it has none"):
             bob.extract("gpt2", inputs, ["lm_head"], adapter="own")
         trainer.step(inputs, IDS)
-        other = bob.train("gpt2", adapter=adapter, losses="causal_lm", seed=1)
+        other = bob.train("gpt2", lora=adapter, losses="causal_lm", seed=1)
         other.step(inputs, IDS)
         values = [one.extract("gpt2", inputs, ["lm_head"], adapter="own")["lm_head"] for one in (ann, bob)]
         np.testing.assert_array_equal(values[0], trainer.extract(inputs, ["lm_head"])["lm_head"])
@@ -298,8 +303,10 @@ def test_a_named_adapter_and_its_weights_survive_a_restart(folder: Path, tmp_pat
     options: Any = {"models": {"gpt2": {"source": f"hf:{folder}"}}, "device": "cpu", "data_dir": tmp_path}
     inputs, taps = {"input_ids": IDS}, ["lm_head"]
     with running_server(**options) as server, trocar.connect(server.address) as client:
-        adapter = trocar.lora(RANKS, dropout=0.1, name="kept")
-        trainer = client.train("gpt2", adapter=adapter, losses="causal_lm", optimizer=trocar.adamw(lr=0.1))
+        adapter = trocar.training.lora(RANKS, dropout=0.1, name="kept")
+        trainer = client.train(
+            "gpt2", lora=adapter, losses="causal_lm", optimizer=trocar.training.adamw(lr=0.1)
+        )
         trainer.step(inputs, IDS)
         trainer.save()
         before = client.extract("gpt2", inputs, taps, adapter="kept")["lm_head"]
@@ -344,8 +351,8 @@ def experts_of_peft(folder: Path) -> Any:
 @pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")  # PEFT 0.21, wrongly
 def test_stacked_experts_are_adapted_as_by_peft(moe: tuple[trocar.Client, Path], tmp_path: Path) -> None:
     (client, folder), inputs = moe, {"input_ids": IDS}
-    adapter = trocar.lora({"*.q_proj": 4, "*.experts.*": 2}, alpha=16, name="sharp")
-    trainer = client.train("moe", adapter=adapter, losses="causal_lm", seed=7)
+    adapter = trocar.training.lora({"*.q_proj": 4, "*.experts.*": 2}, alpha=16, name="sharp")
+    trainer = client.train("moe", lora=adapter, losses="causal_lm", seed=7)
     model = experts_of_peft(folder).train()
     own = named(model)
     assert {name.rpartition(".lora_")[0].rpartition("mlp.")[2] for name in own if "mlp" in name} == {
@@ -367,13 +374,13 @@ def test_stacked_experts_are_adapted_as_by_peft(moe: tuple[trocar.Client, Path],
     with torch.inference_mode():
         np.testing.assert_array_equal(again(input_ids=torch.from_numpy(IDS)).logits.numpy(), expected)
     for saved in ("ours", "theirs"):
-        loaded = client.train("moe", adapter=trocar.lora_from(tmp_path / saved), losses="causal_lm")
+        loaded = client.train("moe", lora=trocar.training.lora_from(tmp_path / saved), losses="causal_lm")
         np.testing.assert_array_equal(loaded.extract(inputs, "lm_head")["lm_head"], expected)
 
 
 def test_a_single_rank_is_for_layers(moe: tuple[trocar.Client, Path]) -> None:
     """As PEFT's `all-linear`: without stacked experts, so with dropout, too."""
-    trainer = moe[0].train("moe", adapter=trocar.lora(2, dropout=0.1), losses="causal_lm")
+    trainer = moe[0].train("moe", lora=trocar.training.lora(2, dropout=0.1), losses="causal_lm")
     trainer.forward_backward({"input_ids": IDS}, IDS)
     found = set(trainer.parameter_gradients())
     assert any("q_proj" in name for name in found)
@@ -382,4 +389,4 @@ def test_a_single_rank_is_for_layers(moe: tuple[trocar.Client, Path]) -> None:
 
 def test_stacked_experts_take_no_dropout(moe: tuple[trocar.Client, Path]) -> None:
     with pytest.raises(TrainerInvalidError, match="stacked experts take no dropout"):
-        moe[0].train("moe", adapter=trocar.lora({"*.mlp.*": 2}, dropout=0.1), losses="causal_lm")
+        moe[0].train("moe", lora=trocar.training.lora({"*.mlp.*": 2}, dropout=0.1), losses="causal_lm")

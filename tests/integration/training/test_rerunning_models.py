@@ -83,7 +83,7 @@ def test_gradients_around_the_part_are_those_of_the_plain_model(client: trocar.C
     ],
 )
 def test_gradients_of_edits_in_the_part_are_refused(client: trocar.Client, edit: trocar.Edit) -> None:
-    with pytest.raises(trocar.NotDifferentiableError, match=AGAIN):
+    with pytest.raises(trocar.errors.NotDifferentiableError, match=AGAIN):
         client.gradients("again", ROWS, of=trocar.logit(1), at="/in", edits=[edit])
     client.gradients("plain", ROWS, of=trocar.logit(1), at="/in", edits=[edit])
 
@@ -107,8 +107,8 @@ def test_a_step_with_rules_and_losses_around_the_part_is_that_of_the_plain_model
     client: trocar.Client, at: str
 ) -> None:
     options: dict[str, Any] = {
-        "gradient_rules": [trocar.gradient_rule(f"{at}/grad_out", "scale", factor=0.5)],
-        "losses": [trocar.loss_term("cross_entropy"), trocar.loss_term("l2_norm", at=at)],
+        "gradient_edits": [trocar.training.gradient_edit(f"{at}/grad_out", "scale", factor=0.5)],
+        "losses": [trocar.training.loss_term("cross_entropy"), trocar.training.loss_term("l2_norm", at=at)],
     }
     found, expected = (step(client, name, **options) for name in ("again", "plain"))
     assert found.keys() == expected.keys()
@@ -119,9 +119,14 @@ def test_a_step_with_rules_and_losses_around_the_part_is_that_of_the_plain_model
 @pytest.mark.parametrize(
     "options",
     [
-        {"gradient_rules": [trocar.clamp("PLACE/grad_out", 0.0, 0.0)]},
-        {"gradient_rules": [trocar.gradient_rule("PLACE/grad_in", "zero")]},
-        {"losses": [trocar.loss_term("cross_entropy"), trocar.loss_term("l2_norm", at="PLACE")]},
+        {"gradient_edits": [trocar.training.gradient_edit("PLACE/grad_out", "clamp", 0.0, 0.0)]},
+        {"gradient_edits": [trocar.training.gradient_edit("PLACE/grad_in", "zero")]},
+        {
+            "losses": [
+                trocar.training.loss_term("cross_entropy"),
+                trocar.training.loss_term("l2_norm", at="PLACE"),
+            ]
+        },
     ],
     ids=["output", "input", "loss"],
 )
@@ -132,7 +137,7 @@ def test_rules_and_losses_in_the_part_are_refused(
     client: trocar.Client, name: str, place: str, options: dict[str, Any]
 ) -> None:
     at_place = {key: [placed(each, place) for each in given] for key, given in options.items()}
-    with pytest.raises(trocar.NotDifferentiableError, match=AGAIN):
+    with pytest.raises(trocar.errors.NotDifferentiableError, match=AGAIN):
         step(client, name, **at_place)
     if name == "again":
         step(client, "plain", **at_place)

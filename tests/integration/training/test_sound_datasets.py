@@ -104,15 +104,15 @@ def _fitted_plainly(folder: Path, clips: list[Any], labels: list[int]) -> Any:
     return model
 
 
-def _assert_weights(trainer: trocar.Trainer, model: Any, path: Path) -> None:
+def _assert_weights(trainer: trocar.training.Trainer, model: Any, path: Path) -> None:
     found = load_file(trainer.export(path))
     expected = model.state_dict()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0, msg=name)
 
 
-def _trainer(client: trocar.Client, model: str) -> trocar.Trainer:
-    return client.train(model, losses="cross_entropy", optimizer=trocar.sgd(lr=0.1), seed=0)
+def _trainer(client: trocar.Client, model: str) -> trocar.training.Trainer:
+    return client.train(model, losses="cross_entropy", optimizer=trocar.training.sgd(lr=0.1), seed=0)
 
 
 def test_a_fit_on_a_folder_of_sound_equals_torch(
@@ -326,14 +326,16 @@ def test_targets_of_frames_may_be_of_clips_of_any_length(
         clip = random.standard_normal(size).astype(np.float32)
         scores, given = _frame_scores(folders["frames"], clip), trocar.audio([clip], RATE)
         targets, labels = random.random(scores.shape, np.float32), random.integers(0, 2, scores.shape[:2])
-        with client.train("frames", losses="bce_with_logits", optimizer=trocar.sgd(lr=0.1)) as trainer:
+        with client.train(
+            "frames", losses="bce_with_logits", optimizer=trocar.training.sgd(lr=0.1)
+        ) as trainer:
             wanted = binary_cross_entropy_with_logits(scores, torch.from_numpy(targets)).item()
             assert trainer.evaluate(given, targets).loss == pytest.approx(wanted, rel=1e-5)
             with pytest.raises(TargetRejectedError, match=rf"that of the value, \(1, {scores.shape[1]}, 2\)"):
                 trainer.step(given, targets[:, 1:])
             assert trainer.fit((given, targets), batch_size=1).outcome == "finished"
-        losses: list[Any] = ["token_cross_entropy", trocar.loss_term("mse", teacher="frames")]
-        with client.train("frames", losses=losses, optimizer=trocar.sgd(lr=0.1)) as trainer:
+        losses: list[Any] = ["token_cross_entropy", trocar.training.loss_term("mse", teacher="frames")]
+        with client.train("frames", losses=losses, optimizer=trocar.training.sgd(lr=0.1)) as trainer:
             wanted = cross_entropy(scores[0], torch.from_numpy(labels[0])).item()
             assert trainer.evaluate(given, labels).loss == pytest.approx(wanted, rel=1e-5)
             assert trainer.step(given, labels).is_update

@@ -70,11 +70,11 @@ def _few_trainers(running: RunningServer) -> Iterator[None]:
             client.trainer(info.trainer_id).close()
 
 
-def make_trainer(client: trocar.Client, model_id: str = "bert", **options: Any) -> trocar.Trainer:
-    return client.train(model_id, optimizer=trocar.sgd(lr=0.1), seed=SEED, **options)
+def make_trainer(client: trocar.Client, model_id: str = "bert", **options: Any) -> trocar.training.Trainer:
+    return client.train(model_id, optimizer=trocar.training.sgd(lr=0.1), seed=SEED, **options)
 
 
-def assert_weights(trainer: trocar.Trainer, model: Any, path: Path) -> None:
+def assert_weights(trainer: trocar.training.Trainer, model: Any, path: Path) -> None:
     weights = load_file(trainer.export(path))
     for name, value in model.state_dict().items():
         assert torch.equal(weights[name], value), name

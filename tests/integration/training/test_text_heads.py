@@ -131,7 +131,11 @@ def test_steps_with_a_head_equal_those_of_a_linear_layer_behind_the_model(
     losses: Any
     losses, labels = ("cross_entropy", LABELS) if of == "sentence" else ("token_cross_entropy", TAGS)
     trainer = client.train(
-        name, head=trocar.head(4, of=of), losses=losses, optimizer=trocar.sgd(lr=0.1), seed=SEED
+        name,
+        head=trocar.training.head(4, of=of),
+        losses=losses,
+        optimizer=trocar.training.sgd(lr=0.1),
+        seed=SEED,
     )
     assert trainer.info().head_path == "head"
     assert trainer.step(TEXTS, labels).loss == plain.step(labels)
@@ -163,8 +167,8 @@ def paired_loss(folder: Path, texts: list[str]) -> float:
 def test_vectors_of_a_model_without_a_main_output_are_fitted_and_evaluated(
     client: trocar.Client, folders: dict[str, Path]
 ) -> None:
-    losses = trocar.loss_term("contrastive", at="normalize")
-    trainer = client.train("mini", losses=losses, optimizer=trocar.sgd(lr=0.0), seed=SEED)
+    losses = trocar.training.loss_term("contrastive", at="normalize")
+    trainer = client.train("mini", losses=losses, optimizer=trocar.training.sgd(lr=0.0), seed=SEED)
     texts = [*TEXTS, "the cat"]
     expected = pytest.approx(paired_loss(folders["mini"], texts), rel=1e-5)
     evaluated = trainer.evaluate(texts)
@@ -179,7 +183,7 @@ def test_vectors_of_a_model_without_a_main_output_are_fitted_and_evaluated(
 def test_a_published_model_has_its_head_and_can_get_another(
     running: RunningServer, client: trocar.Client
 ) -> None:
-    trainer = client.train("mini", head=trocar.head(4, of="sentence"), trainable=["head"], seed=SEED)
+    trainer = client.train("mini", head=trocar.training.head(4, of="sentence"), trainable=["head"], seed=SEED)
     trainer.step(TEXTS, LABELS)
     logits = client.extract(trainer.trainer_id, TEXTS, ["head"])["head"]
     published = trainer.publish("mini-tuned", categories=list("abcd"))
@@ -193,7 +197,7 @@ def test_a_published_model_keeps_the_dtype_that_only_its_bases_folder_names(
     running: RunningServer, client: trocar.Client
 ) -> None:
     """bfloat16 of `config.json`, without `dtype` in the server's configuration."""
-    trainer = client.train("half", head=trocar.head(4, of="sentence"), trainable=["head"], seed=SEED)
+    trainer = client.train("half", head=trocar.training.head(4, of="sentence"), trainable=["head"], seed=SEED)
     trainer.step(TEXTS, LABELS)
     taps = ["encoder.layer.1.output", "head"]
     before = client.extract(trainer.trainer_id, TEXTS, taps)
@@ -208,7 +212,7 @@ def test_a_model_without_a_pooling_layer_is_published_and_there_after_a_restart(
     source = f"hf:{tmp_path / 'bert'}#feature-extraction"
     settings: dict[str, Any] = {"models": {"masked": {"source": source}}, "data_dir": tmp_path / "data"}
     with running_server(device="cpu", **settings) as first, trocar.connect(first.address) as client:
-        trainer = client.train("masked", head=trocar.head(4, of="sentence"), seed=SEED)
+        trainer = client.train("masked", head=trocar.training.head(4, of="sentence"), seed=SEED)
         trainer.step(TEXTS, LABELS)
         logits = client.extract(trainer.trainer_id, TEXTS, ["head"])["head"]
         assert trainer.publish("tuned") == "tuned"
@@ -222,7 +226,7 @@ def test_a_published_model_keeps_the_tokenizer_that_its_base_was_configured_with
     save_tokenizer(tmp_path / "other", pieces=WORDS[::-1])
     models = {"bert": {"source": f"hf:{tmp_path / 'bert'}", "processor": tmp_path / "other"}}
     with running_server(device="cpu", models=models) as running, trocar.connect(running.address) as client:
-        trainer = client.train("bert", head=trocar.head(4, of="sentence"), seed=SEED)
+        trainer = client.train("bert", head=trocar.training.head(4, of="sentence"), seed=SEED)
         trainer.step(TEXTS, LABELS)
         found = client.extract(trainer.publish("tuned"), TEXTS, ["head"]).tokens
     load: Any = AutoTokenizer.from_pretrained
@@ -230,8 +234,8 @@ def test_a_published_model_keeps_the_tokenizer_that_its_base_was_configured_with
 
 
 def test_a_head_beside_an_adapter_is_trained_alone_with_it(client: trocar.Client) -> None:
-    adapter = trocar.lora({"*.query": 2})
-    trainer = client.train("mini", head=trocar.head(4, of="sentence"), adapter=adapter)
+    adapter = trocar.training.lora({"*.query": 2})
+    trainer = client.train("mini", head=trocar.training.head(4, of="sentence"), lora=adapter)
     assert {name.partition(".")[0] for name in trainer.info().trainable} == {"encoder", "head"}
     assert np.isfinite(trainer.step(TEXTS, LABELS).loss)
 
@@ -239,10 +243,10 @@ def test_a_head_beside_an_adapter_is_trained_alone_with_it(client: trocar.Client
 @pytest.mark.parametrize(
     ("model_id", "head", "problem"),
     [
-        ("mini", trocar.head(4), "add a head to a model of texts by `head.of`"),
-        ("mini", trocar.head(4, of="words"), "head.of"),
-        ("mini", trocar.head(4, of="tokens", path="pooling"), "leave one of them out"),
-        ("resnet18", trocar.head(4, of="tokens"), "no hidden states of texts"),
+        ("mini", trocar.training.head(4), "add a head to a model of texts by `head.of`"),
+        ("mini", trocar.training.head(4, of="words"), "head.of"),
+        ("mini", trocar.training.head(4, of="tokens", path="pooling"), "leave one of them out"),
+        ("resnet18", trocar.training.head(4, of="tokens"), "no hidden states of texts"),
     ],
 )
 def test_heads_that_cannot_be_are_refused(
@@ -263,6 +267,6 @@ def test_heads_that_cannot_be_are_refused(
 def test_labels_that_do_not_fit_the_tokens_are_refused(
     client: trocar.Client, tags: list[list[int]], problem: str
 ) -> None:
-    trainer = client.train("bert", head=trocar.head(4, of="tokens"), losses="token_cross_entropy")
+    trainer = client.train("bert", head=trocar.training.head(4, of="tokens"), losses="token_cross_entropy")
     with pytest.raises(TargetRejectedError, match=problem):
         trainer.step(TEXTS, tags)

@@ -87,7 +87,7 @@ def plain(kind: Any, folder: Path) -> Any:
 def test_steps_equal_those_of_transformers_and_torch(
     client: trocar.Client, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    trainer = client.train("bert", optimizer=trocar.adamw(lr=0.01), seed=7)
+    trainer = client.train("bert", optimizer=trocar.training.adamw(lr=0.01), seed=7)
     model = plain(BertForSequenceClassification, folders["bert"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     torch.manual_seed(7)  # dropout's
@@ -144,7 +144,7 @@ def test_texts_are_their_own_labels_of_the_causal_loss(
 def test_a_student_of_texts_learns_each_tokens_classes_of_its_teacher(
     client: trocar.Client, folders: dict[str, Path], name: str, teacher: str
 ) -> None:
-    term = trocar.loss_term("kl_div", teacher=trocar.teacher(teacher), temperature=2.0)
+    term = trocar.training.loss_term("kl_div", teacher=trocar.training.teacher(teacher), temperature=2.0)
     trainer = client.train(name, losses=term, seed=7)
     model = plain(GPT2LMHeadModel, folders[name])
     samples = BATCHES[0][0]
@@ -159,7 +159,8 @@ def test_a_student_of_texts_learns_each_tokens_classes_of_its_teacher(
 
 
 ANSWERS = [
-    trocar.loss_term("cross_entropy", at=f'/out["{name}_logits"]', target=name) for name in ("start", "end")
+    trocar.training.loss_term("cross_entropy", at=f'/out["{name}_logits"]', target=name)
+    for name in ("start", "end")
 ]
 
 
@@ -185,7 +186,7 @@ def test_a_place_behind_the_text_is_refused_and_nothing_is_applied(client: troca
 
 
 def test_sound_trains_too(client: trocar.Client) -> None:
-    trainer = client.train("whisper", optimizer=trocar.sgd(lr=0.1))
+    trainer = client.train("whisper", optimizer=trocar.training.sgd(lr=0.1))
     clip = trocar.audio([np.sin(np.arange(800, dtype=np.float32))] * 2, 16_000)
     losses = [trainer.step(clip, [0, 1]).loss for _ in range(3)]
     assert np.isfinite(losses).all()

@@ -100,14 +100,14 @@ def test_steps_that_cannot_be_spooled_leave_no_trace(
     client: trocar.Client, disk: FullDisk, tmp_path: Path
 ) -> None:
     given = batches(4)
-    trainer = make_trainer(client, saved_tensors=trocar.spool(budget_bytes=0, min_bytes=1))
+    trainer = make_trainer(client, saved_tensors=trocar.training.save_on_disk(budget_bytes=0, min_bytes=1))
     assert trainer.step(*given[0]).written_bytes > 0
     trainer.save()
     before = files(tmp_path / "data")
     for batch in given[1:]:
         disk.is_full = True
         for _ in range(FAILURES // 3 + 1):
-            with pytest.raises((trocar.SpoolFailedError, trocar.StorageFullError)):
+            with pytest.raises((trocar.errors.SpoolFailedError, trocar.errors.StorageFullError)):
                 trainer.step(*batch)
         assert set(files(tmp_path / "data")) <= set(before)
         assert not list((tmp_path / "data" / "scratch").rglob("*.safetensors"))
@@ -127,11 +127,11 @@ def test_a_save_that_does_not_fit_leaves_what_is_there(
     before = files(tmp_path / "data")
     disk.is_full = True
     for _ in range(FAILURES):
-        with pytest.raises(trocar.StorageFullError):
+        with pytest.raises(trocar.errors.StorageFullError):
             trainer.save()
-    with pytest.raises(trocar.StorageFullError):
+    with pytest.raises(trocar.errors.StorageFullError):
         trainer.publish("tuned")
-    with pytest.raises(trocar.StorageFullError):
+    with pytest.raises(trocar.errors.StorageFullError):
         make_trainer(client)
     assert files(tmp_path / "data") == before
     assert [entry.number for entry in trainer.checkpoints()] == [saved.number]
@@ -149,7 +149,7 @@ def test_a_fit_that_cannot_be_saved_says_so_and_leaves_a_trainer(
     trainer, data = make_trainer(client), samples(16)
     dataset = client.upload_dataset(data).dataset_id
     disk.is_full = True
-    with pytest.raises(trocar.StorageFullError):
+    with pytest.raises(trocar.errors.StorageFullError):
         trainer.start_fit(dataset, batch_size=4)
     disk.is_full = False
     first = trainer.start_fit(dataset, epochs=1000, batch_size=4)

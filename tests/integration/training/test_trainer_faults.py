@@ -54,7 +54,7 @@ async def test_cancelled_steps_are_applied_once_or_not_at_all(running: RunningSe
     """Whatever became of a cancelled call: sent again with its number, it is there once."""
     given, chance, cancelled = batches(100), random.Random(1), 0
     async with trocar.aio.connect(running.address) as client:
-        trainer = await client.train("tiny", optimizer=trocar.sgd(lr=0.05, momentum=0.9), seed=7)
+        trainer = await client.train("tiny", optimizer=trocar.training.sgd(lr=0.05, momentum=0.9), seed=7)
         for number, batch in enumerate(given):
             call = asyncio.create_task(trainer.step(*batch, number=number))
             await asyncio.wait([call], timeout=chance.random() * 0.006)
@@ -76,7 +76,7 @@ def test_steps_with_hardly_any_time_are_applied_once_or_not_at_all(
     for number, batch in enumerate(given):
         try:
             trainer.step(*batch, number=number, timeout_s=0.0002 + chance.random() * 0.003)
-        except trocar.DeadlineExceededError:
+        except trocar.errors.DeadlineExceededError:
             late += 1
         assert trainer.step(*batch, number=number).update_count == number + 1
     assert late
@@ -88,7 +88,7 @@ async def test_a_call_that_gives_up_waiting_for_its_turn_leaves_no_trace(
 ) -> None:
     given = batches(3)
     async with trocar.aio.connect(running.address) as client:
-        trainer = await client.train("tiny", optimizer=trocar.sgd(lr=0.05, momentum=0.9), seed=7)
+        trainer = await client.train("tiny", optimizer=trocar.training.sgd(lr=0.05, momentum=0.9), seed=7)
         waiting = asyncio.create_task(trainer.step(*given[1], number=1))
         done, _ = await asyncio.wait([waiting], timeout=0.1)
         assert not done
@@ -106,7 +106,7 @@ async def test_the_number_behind_a_cancelled_step_that_still_runs_counts_it(
 ) -> None:
     given = batches(2)
     async with trocar.aio.connect(running.address) as client:
-        trainer = await client.train("tiny", optimizer=trocar.sgd(lr=0.05, momentum=0.9), seed=7)
+        trainer = await client.train("tiny", optimizer=trocar.training.sgd(lr=0.05, momentum=0.9), seed=7)
         (own,) = running.app.trainers.all()
         step, at_rest = own.core.step, own.numbering.at_rest
         began, asked, goes_on = (threading.Event() for _ in range(3))
@@ -147,7 +147,7 @@ def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, tm
             if event.kind == "step" and event["step"] == 3:
                 trainer.close()
 
-    with pytest.raises(trocar.UnknownTrainerError):
+    with pytest.raises(trocar.errors.UnknownTrainerError):
         watch()
     assert not list(tmp_path.rglob("*.jsonl"))
 
@@ -244,7 +244,7 @@ def test_a_change_that_could_not_be_saved_is_saved_before_the_next_step_is_recor
     owners, given = OwnerFolders(tmp_path / "owners", "a"), batches(4)
     monkeypatch.setattr(Trainer, "save_changes", AsyncMock())  # as if the server was killed
     with running_server(owners=owners, **settings) as server, trocar.connect(server.address) as client:
-        trainer = make_trainer(client, adapter=trocar.lora({"fc": 2}, name="a"))
+        trainer = make_trainer(client, lora=trocar.training.lora({"fc": 2}, name="a"))
         trainer.step(*given[0])
         first = trainer.save()
         adapter = trainer.export_adapter(tmp_path / "adapter")
@@ -257,7 +257,7 @@ def test_a_change_that_could_not_be_saved_is_saved_before_the_next_step_is_recor
         }
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointStore, "save", Mock(side_effect=ServiceError(*FULL)))
-            with pytest.raises(trocar.StorageFullError):
+            with pytest.raises(trocar.errors.StorageFullError):
                 changes[change]()
         trainer = client.trainer(trainer.trainer_id)
         trainer.step(*given[3])
@@ -275,14 +275,14 @@ def test_a_loaded_adapter_that_could_not_be_saved_is_saved_by_a_stop(
 ) -> None:
     settings: dict[str, Any] = {"models": MODELS, "data_dir": tmp_path / "data", "device": "cpu"}
     with running_server(**settings) as server, trocar.connect(server.address) as client:
-        trainer = make_trainer(client, adapter=trocar.lora({"fc": 2}, name="a"))
+        trainer = make_trainer(client, lora=trocar.training.lora({"fc": 2}, name="a"))
         trainer.step(*batches(1)[0])
         adapter = trainer.export_adapter(tmp_path / "adapter")
         trainer.step(*batches(1)[0])
         trainer.save()
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointStore, "save", Mock(side_effect=ServiceError(*FULL)))
-            with pytest.raises(trocar.StorageFullError):
+            with pytest.raises(trocar.errors.StorageFullError):
                 trainer.load_adapter(adapter)
         before = load_file(trainer.export(tmp_path / "before.safetensors"))
     with running_server(**settings) as server, trocar.connect(server.address) as client:
@@ -330,7 +330,7 @@ def test_a_fit_goes_on_when_the_model_of_its_trainer_is_configured_again(tmp_pat
         running_server(models={}, data_dir=data, device="cpu") as server,
         trocar.connect(server.address) as client,
     ):
-        with pytest.raises(trocar.UnknownModelError):
+        with pytest.raises(trocar.errors.UnknownModelError):
             client.trainer(trainer_id)
         settings = server.app.lifecycle.config.model_dump(exclude_unset=True)
         server.app.lifecycle.reread = lambda: ServerConfig(**{**settings, "models": MODELS})
@@ -357,7 +357,7 @@ def test_a_fit_goes_on_with_its_events_when_the_disk_can_be_read_again(
             assert_fit_goes_on(server, client, trainer_id, tmp_path)
 
 
-def trainer_events(trainer: trocar.Trainer) -> int:
+def trainer_events(trainer: trocar.training.Trainer) -> int:
     return 1 + max(event.number for event in trainer.watch())
 
 
@@ -371,7 +371,7 @@ def test_a_fit_whose_events_cannot_be_read_does_not_keep_a_server_from_its_start
     with running_server(**settings) as server, trocar.connect(server.address) as client:
         trainer = client.trainer(trainer_id)
         assert trainer.info().state == "ready"
-        with pytest.raises(trocar.StorageUnavailableError):
+        with pytest.raises(trocar.errors.StorageUnavailableError):
             list(trainer.watch())
     log.rmdir()
     (tmp_path / "log").rename(log)
@@ -382,20 +382,23 @@ def test_a_fit_whose_events_cannot_be_read_does_not_keep_a_server_from_its_start
 def test_weights_that_were_half_updated_are_neither_exported_nor_published(
     client: trocar.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    trainer, given = make_trainer(client, optimizer=trocar.sgd(lr=0.05, in_backward=True)), batches(2)
+    trainer, given = (
+        make_trainer(client, optimizer=trocar.training.sgd(lr=0.05, in_backward=True)),
+        batches(2),
+    )
     trainer.step(*given[0])
     first = trainer.save()
     (own,) = running.app.trainers.all()
     with monkeypatch.context() as patch:
         patch.setattr(own.core._updater.optimizer, "step", Mock(side_effect=[None, RuntimeError("no")]))
-        with pytest.raises(trocar.TrainerBrokenError):
+        with pytest.raises(trocar.errors.TrainerBrokenError):
             trainer.step(*given[1])
     refused: list[Callable[[], object]] = [
         lambda: trainer.export(tmp_path / "weights.safetensors"),
         lambda: trainer.publish("torn"),
     ]
     for call in refused:
-        with pytest.raises(trocar.TrainerBrokenError, match="restore it from a checkpoint"):
+        with pytest.raises(trocar.errors.TrainerBrokenError, match="restore it from a checkpoint"):
             call()
     assert trainer.info().state == "broken"
     running.run(lambda: own.export(has_optimizer=False, is_gradients=True))
@@ -408,8 +411,8 @@ def test_an_adapter_that_was_half_updated_is_not_exported(
     client: trocar.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options = {
-        "adapter": trocar.lora({"fc": 2}, name="a"),
-        "optimizer": trocar.sgd(lr=0.05, in_backward=True),
+        "lora": trocar.training.lora({"fc": 2}, name="a"),
+        "optimizer": trocar.training.sgd(lr=0.05, in_backward=True),
     }
     trainer, given = make_trainer(client, **options), batches(2)
     trainer.step(*given[0])
@@ -418,9 +421,9 @@ def test_an_adapter_that_was_half_updated_is_not_exported(
     (own,) = running.app.trainers.all()
     with monkeypatch.context() as patch:
         patch.setattr(own.core._updater.optimizer, "step", Mock(side_effect=[None, RuntimeError("no")]))
-        with pytest.raises(trocar.TrainerBrokenError):
+        with pytest.raises(trocar.errors.TrainerBrokenError):
             trainer.step(*given[1])
-    with pytest.raises(trocar.TrainerBrokenError, match="restore it from a checkpoint"):
+    with pytest.raises(trocar.errors.TrainerBrokenError, match="restore it from a checkpoint"):
         trainer.export_adapter(tmp_path / "torn")
     assert not (tmp_path / "torn" / ADAPTER_WEIGHTS).exists()
     trainer.restore(first.number)
@@ -436,7 +439,7 @@ def test_a_trainer_with_a_spool_that_is_not_restored_leaves_no_spool(
     monkeypatch.setattr("trocar_server.training.step.saved_tensors.SPOOLING", spools)
     settings: dict[str, Any] = {"models": MODELS, "data_dir": tmp_path / "data", "device": "cpu"}
     with running_server(**settings) as server, trocar.connect(server.address) as client:
-        make_trainer(client, saved_tensors=trocar.spool()).save()
+        make_trainer(client, saved_tensors=trocar.training.save_on_disk()).save()
     other = ServiceError(ErrorReason.TRAINER_INVALID, "its model has other weights")
     monkeypatch.setattr("trocar_server.training.trainer_builder.check_base", Mock(side_effect=other))
     with running_server(**settings):
@@ -464,7 +467,9 @@ def test_a_trainer_that_is_not_restored_keeps_no_weights_in_memory(
             server.on_owner(lambda: None)  # its thread keeps its last work until there is other work
             gc.collect()
             assert [core() for core in made] == [None] * count
-            with pytest.raises(trocar.ModelConflictError, match="not those that the trainer was created"):
+            with pytest.raises(
+                trocar.errors.ModelConflictError, match="not those that the trainer was created"
+            ):
                 client.trainer(server.app.trainers.unreadable()[0].trainer_id).info()
 
 

@@ -46,7 +46,7 @@ def running(serve: Serve, tmp_path: Path) -> RunningServer:
 def calls_of(client: trocar.Client, trainer_id: str, folder: Path) -> dict[str, Callable[[], Any]]:
     """Every call that takes a trainer's id."""
     images, labels = samples(4)
-    trainer = trocar.Trainer(client, trainer_id)
+    trainer = trocar.training.Trainer(client, trainer_id)
     return {
         "info": trainer.info,
         "step": lambda: trainer.step(images, labels, number=0),
@@ -78,7 +78,7 @@ def calls_of(client: trocar.Client, trainer_id: str, folder: Path) -> dict[str, 
         "stream": lambda: list(client.extract_stream(trainer_id, [images], taps="fc")),
         "as a base": lambda: client.train(trainer_id),
         "as a teacher": lambda: client.train(
-            "tiny", losses=trocar.loss_term("mse", teacher=trocar.teacher(trainer_id))
+            "tiny", losses=trocar.training.loss_term("mse", teacher=trocar.training.teacher(trainer_id))
         ),
     }
 
@@ -165,9 +165,29 @@ def test_who_is_not_used_is_closed(
     monkeypatch.undo()
     ids = {info.trainer_id for info in client.trainers()}
     assert ids == {long.trainer_id, fitting.trainer_id}
-    with pytest.raises(trocar.UnknownTrainerError):
+    with pytest.raises(trocar.errors.UnknownTrainerError):
         short.step(*samples(4))
     assert {path.name for path in (tmp_path / "data" / "trainers").iterdir()} == {*ids, "lock"}
+
+
+def test_who_has_expired_takes_no_room_and_no_name(
+    client: trocar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even until the next sweep, which is once a minute."""
+    adapter = trocar.training.lora({"fc": 2}, name="style")
+    expired = [
+        make_trainer(client, ttl_s=60.0, lora=adapter, trainable=()),
+        *(make_trainer(client, ttl_s=60.0) for _ in range(2)),
+    ]
+    with pytest.raises(trocar.errors.QuotaExceededError):
+        make_trainer(client)
+    now = time.time()
+    monkeypatch.setattr("trocar_server.training.trainers.time.time", lambda: now + 120)
+    again = make_trainer(client, lora=adapter, trainable=())
+    monkeypatch.undo()
+    assert [info.trainer_id for info in client.trainers()] == [again.trainer_id]
+    with pytest.raises(trocar.errors.UnknownTrainerError):
+        expired[0].info()
 
 
 class Clock:
@@ -249,7 +269,7 @@ def test_a_trainer_is_not_closed_during_a_call_that_takes_longer_than_it_may_be_
 
 def test_there_are_so_many_trainers_and_no_more(client: trocar.Client) -> None:
     made = [make_trainer(client) for _ in range(3)]
-    with pytest.raises(trocar.QuotaExceededError, match="close one"):
+    with pytest.raises(trocar.errors.QuotaExceededError, match="close one"):
         make_trainer(client)
     made[0].close()
     make_trainer(client)
@@ -290,7 +310,11 @@ def test_closing_while_everything_happens(
         trainer.close()
         for thread in threads:
             thread.join()
-        allowed = (trocar.UnknownTrainerError, trocar.UnknownModelError, trocar.ModelConflictError)
+        allowed = (
+            trocar.errors.UnknownTrainerError,
+            trocar.errors.UnknownModelError,
+            trocar.errors.ModelConflictError,
+        )
         assert [error for error in errors if not isinstance(error, allowed)] == []
     assert running.app.trainers.all() == []
     assert {path.name for path in (tmp_path / "data" / "trainers").iterdir()} == {"lock"}
@@ -304,7 +328,7 @@ def test_a_base_and_a_teacher_that_are_unloaded(tmp_path: Path) -> None:
         "device": "cpu",
         "data_dir": tmp_path / "data",
     }
-    losses = ["cross_entropy", trocar.loss_term("mse", teacher=trocar.teacher("teacher"))]
+    losses = ["cross_entropy", trocar.training.loss_term("mse", teacher=trocar.training.teacher("teacher"))]
     with running_server(**settings) as first, trocar.connect(first.address) as client:
         trainer = make_trainer(client, losses=losses, trainable="fc")
         client.unload("tiny")
@@ -312,7 +336,7 @@ def test_a_base_and_a_teacher_that_are_unloaded(tmp_path: Path) -> None:
         trainer.step(*samples(4))
         trainer.save()
         predicted = trainer.predict(samples(4)[0])
-        with pytest.raises(trocar.ModelNotLoadedError):
+        with pytest.raises(trocar.errors.ModelNotLoadedError):
             trainer.publish("tuned")
         trainer_id = trainer.trainer_id
     with running_server(**settings) as second, trocar.connect(second.address) as client:
@@ -327,12 +351,14 @@ def test_many_watchers_and_one_that_does_not_read(client: trocar.Client, running
     trainer = make_trainer(client)
     first = trainer.start_fit(data, epochs=10, batch_size=2)
     with trocar.connect(running.address) as other:
-        stalled = trocar.Trainer(other, trainer.trainer_id).watch(first)
+        stalled = trocar.training.Trainer(other, trainer.trainer_id).watch(first)
         next(iter(stalled))  # and no more
 
         def watch(_: int) -> list[int]:
             with trocar.connect(running.address) as own:
-                return [event.number for event in trocar.Trainer(own, trainer.trainer_id).watch(first)]
+                return [
+                    event.number for event in trocar.training.Trainer(own, trainer.trainer_id).watch(first)
+                ]
 
         with ThreadPoolExecutor(WATCHERS) as pool:
             seen = list(pool.map(watch, range(WATCHERS)))

@@ -76,7 +76,7 @@ def test_steps_and_checkpoints_survive_kills(processes: ServerProcesses, tmp_pat
     """Steps, saves, exports and publishing without end; each restart goes on from what was acknowledged."""
     data, chance = tmp_path / "data", random.Random(1 + SEED)
     server = processes.start(data, **SETTINGS)
-    spool = trocar.spool(budget_bytes=0, min_bytes=1)
+    spool = trocar.training.save_on_disk(budget_bytes=0, min_bytes=1)
     with trocar.connect(server.address, retries=0) as client:
         trainer_id = make_trainer(client, saved_tensors=spool).trainer_id
         client.trainer(trainer_id).save()
@@ -150,7 +150,7 @@ def test_fits_go_on_after_kills_as_if_there_had_been_none(processes: ServerProce
     assert server.terminate() == 0
 
 
-def stepping(server: ServerProcess, trainer_id: str, said: list[trocar.StepResult]) -> None:
+def stepping(server: ServerProcess, trainer_id: str, said: list[trocar.training.StepResult]) -> None:
     """Step without end, and note what is acknowledged."""
     with trocar.connect(server.address, retries=0) as client:
         trainer = client.trainer(trainer_id)
@@ -160,7 +160,7 @@ def stepping(server: ServerProcess, trainer_id: str, said: list[trocar.StepResul
             number += 1
 
 
-def saving(server: ServerProcess, trainer_id: str, said: list[trocar.Checkpoint]) -> None:
+def saving(server: ServerProcess, trainer_id: str, said: list[trocar.training.Checkpoint]) -> None:
     """Save without end, and note what is acknowledged."""
     with trocar.connect(server.address, retries=0) as client:
         while True:
@@ -196,7 +196,7 @@ def test_a_stopped_server_loses_nothing(processes: ServerProcesses, tmp_path: Pa
         first = fitting.start_fit(DATA, epochs=epochs, batch_size=BATCH)
     seen, answers, saved, longest_s = list[Any](), set[bytes](), 0, 0.0
     for _ in range(STOPS):
-        steps, saves = list[trocar.StepResult](), list[trocar.Checkpoint]()
+        steps, saves = list[trocar.training.StepResult](), list[trocar.training.Checkpoint]()
         threads = [
             until_it_stops(partial(stepping, server, trainer_id, steps)),
             until_it_stops(partial(saving, server, trainer_id, saves)),

@@ -53,7 +53,7 @@ def channel(running: RunningServer) -> Iterator[grpc.Channel]:
 
 
 @pytest.fixture(scope="module")
-def trainer(client: trocar.Client) -> trocar.Trainer:
+def trainer(client: trocar.Client) -> trocar.training.Trainer:
     return make_trainer(client, head=3)
 
 
@@ -96,7 +96,7 @@ def test_any_description_of_a_trainer_is_answered(
     if reply is None:
         return
     made = pb.CreateTrainerResponse.FromString(reply[0]).trainer
-    trainer = trocar.Trainer(client, made.trainer_id)
+    trainer = trocar.training.Trainer(client, made.trainer_id)
     try:
         steps(channel, made.trainer_id)
         trainer.save()
@@ -152,7 +152,7 @@ def train_fields(draw: st.DrawFn) -> dict[str, Any]:
 @many
 @given(fields=train_fields())
 def test_any_batch_is_answered(
-    channel: grpc.Channel, trainer: trocar.Trainer, fields: dict[str, Any]
+    channel: grpc.Channel, trainer: trocar.training.Trainer, fields: dict[str, Any]
 ) -> None:
     answered(channel, "TrainerService/Train", train_request(trainer.trainer_id, **fields).SerializeToString())
     assert trainer.step(*labelled(), number=trainer.info().next_number).is_update
@@ -160,7 +160,7 @@ def test_any_batch_is_answered(
 
 @pytest.mark.parametrize("length", [64, 65])
 def test_a_request_id_is_taken_whole_or_refused(
-    channel: grpc.Channel, trainer: trocar.Trainer, length: int
+    channel: grpc.Channel, trainer: trocar.training.Trainer, length: int
 ) -> None:
     request = fit_pb2.StartFitRequest(trainer_id=trainer.trainer_id, request_id="a" * length)
     request.spec.dataset_id = "0" * 32
@@ -180,7 +180,7 @@ def labelled() -> tuple[Any, Any]:
 def test_any_description_of_a_fit_is_answered(
     channel: grpc.Channel,
     client: trocar.Client,
-    trainer: trocar.Trainer,
+    trainer: trocar.training.Trainer,
     dataset_id: str,
     data: st.DataObject,
 ) -> None:
@@ -189,7 +189,7 @@ def test_any_description_of_a_fit_is_answered(
     fields: dict[str, Any] = {field: data.draw(FITS[field]) for field in chosen}
     eval_id = data.draw(st.just("") | ids)
     spec = fit_pb2.FitSpec(dataset_id=data.draw(ids), eval_dataset_id=eval_id, **fields)
-    fitting = trocar.Trainer(client, made_of_four(client))
+    fitting = trocar.training.Trainer(client, made_of_four(client))
     request = fit_pb2.StartFitRequest(trainer_id=fitting.trainer_id, spec=spec)
     reply = answered(channel, "FitService/StartFit", request.SerializeToString())
     if reply is not None:
@@ -244,7 +244,7 @@ LARGE: dict[str, pb.TrainerSpec] = {
     "losses": pb.TrainerSpec(model_id="tiny", losses=[pb.LossSpec(name="mse")] * 200_000),
     "wrong losses": pb.TrainerSpec(model_id="tiny", losses=[pb.LossSpec(name="x")] * 200_000),
     "rules": pb.TrainerSpec(
-        model_id="tiny", gradient_rules=[pb.GradientRuleSpec(selector="fc", name="zero")] * 150_000
+        model_id="tiny", gradient_edits=[pb.GradientEditSpec(selector="fc", name="zero")] * 150_000
     ),
     "groups": pb.TrainerSpec(
         model_id="tiny",
@@ -264,7 +264,7 @@ LARGE: dict[str, pb.TrainerSpec] = {
     ),
     "a long list": pb.TrainerSpec(
         model_id="tiny",
-        losses=[pb.LossSpec(name="cross_entropy", options=struct({"weight": [1.0] * 100_000}))],
+        losses=[pb.LossSpec(name="cross_entropy", options=struct({"class_weights": [1.0] * 100_000}))],
     ),
     "a long text": pb.TrainerSpec(model_id="tiny", trainable=["(" * 2_000_000]),
     "many stars": pb.TrainerSpec(model_id="tiny", trainable=["*a" * 500_000]),
@@ -274,14 +274,14 @@ LARGE: dict[str, pb.TrainerSpec] = {
 
 @pytest.mark.parametrize("spec", LARGE.values(), ids=LARGE)
 def test_what_is_large_is_refused_soon(
-    channel: grpc.Channel, trainer: trocar.Trainer, spec: pb.TrainerSpec
+    channel: grpc.Channel, trainer: trocar.training.Trainer, spec: pb.TrainerSpec
 ) -> None:
     request = pb.CreateTrainerRequest(spec=spec).SerializeToString()
     assert answered(channel, "TrainerService/CreateTrainer", request) is None
     assert trainer.step(*labelled(), number=trainer.info().next_number).is_update
 
 
-def test_refusals_cost_no_memory(channel: grpc.Channel, trainer: trocar.Trainer) -> None:
+def test_refusals_cost_no_memory(channel: grpc.Channel, trainer: trocar.training.Trainer) -> None:
     request = pb.CreateTrainerRequest(spec=LARGE["losses"]).SerializeToString()
     wrong = train_request(trainer.trainer_id, number=5, kind=9).SerializeToString()
 

@@ -69,18 +69,20 @@ def trained_plainly(trainable: tuple[str, ...], steps: int) -> Any:
     return model
 
 
-def make_trainer(client: trocar.Client, trainable: tuple[str, ...], **options: Any) -> trocar.Trainer:
+def make_trainer(
+    client: trocar.Client, trainable: tuple[str, ...], **options: Any
+) -> trocar.training.Trainer:
     chosen: dict[str, Any] = {
         "head": 10,
         "trainable": trainable,
-        "optimizer": trocar.sgd(lr=0.05, momentum=0.9),
-        "gradient_rules": trocar.clamp("fc.*", -0.1, 0.1),
+        "optimizer": trocar.training.sgd(lr=0.05, momentum=0.9),
+        "gradient_edits": trocar.training.gradient_edit("fc.*", "clamp", -0.1, 0.1),
         "seed": SEED,
     }
     return client.train("resnet18", **{**chosen, **options})
 
 
-def exported(trainer: trocar.Trainer, path: Path) -> dict[str, torch.Tensor]:
+def exported(trainer: trocar.training.Trainer, path: Path) -> dict[str, torch.Tensor]:
     return load_file(trainer.export(path))
 
 
@@ -141,7 +143,7 @@ def test_a_step_that_is_sent_twice_is_applied_once(client: trocar.Client) -> Non
     first = trainer.step(images, labels, number=0)
     assert trainer.step(images, labels, number=0) == first
     assert trainer.info().update_count == 1
-    with pytest.raises(trocar.StepOutOfOrderError) as caught:
+    with pytest.raises(trocar.errors.StepOutOfOrderError) as caught:
         trainer.optimizer_step(number=0)
     assert caught.value.details["next_number"] == "1"
 
@@ -238,7 +240,7 @@ def test_what_is_published_is_a_model_at_once_and_after_a_restart(tmp_path: Path
             trainer.step(images, labels)
             assert trainer.publish("tuned", categories=[f"digit {i}" for i in range(10)]) == "tuned"
             predicted = trainer.predict(images)
-            with pytest.raises(trocar.ModelConflictError):
+            with pytest.raises(trocar.errors.ModelConflictError):
                 trainer.publish("tuned")
         found = client.extract("tuned", images, taps="/out")["/out"]
         assert np.array_equal(found, predicted)
@@ -275,7 +277,7 @@ def test_others_see_nothing_of_a_trainer(running: RunningServer) -> None:
     ):
         mine = make_trainer(alice, ("fc",))
         mine.save()
-        theirs = trocar.Trainer(bob, mine.trainer_id)
+        theirs = trocar.training.Trainer(bob, mine.trainer_id)
         calls: list[Any] = [
             theirs.info,
             lambda: theirs.step(images, labels, number=0),
@@ -289,47 +291,47 @@ def test_others_see_nothing_of_a_trainer(running: RunningServer) -> None:
             lambda: theirs.export("stolen.safetensors"),
         ]
         for call in calls:
-            with pytest.raises(trocar.UnknownTrainerError):
+            with pytest.raises(trocar.errors.UnknownTrainerError):
                 call()
         for call in (theirs.predict, lambda inputs: theirs.extract(inputs, "fc")):
-            with pytest.raises(trocar.UnknownModelError):
+            with pytest.raises(trocar.errors.UnknownModelError):
                 call(images)
-        with pytest.raises(trocar.UnknownModelError):
+        with pytest.raises(trocar.errors.UnknownModelError):
             bob.modules(mine.trainer_id)
         assert bob.trainers() == []
         theirs.close()
         assert mine.info().update_count == 0
-        with pytest.raises(trocar.InvalidArgumentError):
+        with pytest.raises(trocar.errors.InvalidArgumentError):
             alice.unload(mine.trainer_id)
 
 
 def test_every_problem_of_a_description_is_in_one_error(client: trocar.Client) -> None:
-    with pytest.raises(trocar.TrainerInvalidError) as caught:
+    with pytest.raises(trocar.errors.TrainerInvalidError) as caught:
         client.train(
             "resnet18",
             head=10,
             trainable=["layr4"],
-            optimizer=trocar.adamw(lr=1e-3, beta=0.9),
-            gradient_rules=trocar.clamp("nothing.*", -1, 1),
-            losses=trocar.loss_term("cross_entropy", smoothing=0.1),
+            optimizer=trocar.training.adamw(lr=1e-3, beta=0.9),
+            gradient_edits=trocar.training.gradient_edit("nothing.*", "clamp", -1, 1),
+            losses=trocar.training.loss_term("cross_entropy", smoothing=0.1),
         )
     message = str(caught.value)
-    for part in ("trainable[0]", "layer4", "optimizer.options.beta", "gradient_rules[0]", "losses[0]"):
+    for part in ("trainable[0]", "layer4", "optimizer.options.beta", "gradient_edits[0]", "losses[0]"):
         assert part in message
     assert client.trainers() == []
 
 
 def test_what_is_wrong_with_a_batch_leaves_the_trainer_as_it_was(client: trocar.Client) -> None:
     trainer, (images, labels) = make_trainer(client, ("layer4", "fc")), batches(1)[0]
-    with pytest.raises(trocar.TargetRejectedError, match="10"):
+    with pytest.raises(trocar.errors.TargetRejectedError, match="10"):
         trainer.step(images, labels + 10)
-    with pytest.raises(trocar.TargetRejectedError):
+    with pytest.raises(trocar.errors.TargetRejectedError):
         trainer.step(images, labels[:3])
-    with pytest.raises(trocar.InputRejectedError):
+    with pytest.raises(trocar.errors.InputRejectedError):
         trainer.step(images[:, :1], labels)
     bad = images.copy()
     bad[0, 0, 0, 0] = np.nan
-    with pytest.raises(trocar.NonFiniteStepError):
+    with pytest.raises(trocar.errors.NonFiniteStepError):
         trainer.step(bad, labels)
     expected = trained_plainly(("layer4", "fc"), 1)
     trainer.step(images, labels)
@@ -342,7 +344,7 @@ def test_closing_twice_is_closing(client: trocar.Client) -> None:
     trainer = make_trainer(client, ("fc",))
     trainer.close()
     trainer.close()
-    with pytest.raises(trocar.UnknownTrainerError):
+    with pytest.raises(trocar.errors.UnknownTrainerError):
         trainer.info()
 
 

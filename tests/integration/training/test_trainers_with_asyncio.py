@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.support.servers.running_server import RunningServer
     from tests.support.servers.serving import Serve
 
-OPTIMIZER = trocar.sgd(lr=0.05, momentum=0.9)
+OPTIMIZER = trocar.training.sgd(lr=0.05, momentum=0.9)
 IMAGES, LABELS = samples(4)
 
 
@@ -59,7 +59,7 @@ async def test_trainers_that_step_at_once_are_where_plain_torch_is(
     given = [batches(6), [samples(4, 100 + seed) for seed in range(6)]]
     trainers = [await own.train("tiny", optimizer=OPTIMIZER, seed=SEED) for _ in given]
 
-    async def train(trainer: trocar.AsyncTrainer, mine: list[Any]) -> list[float]:
+    async def train(trainer: trocar.training.AsyncTrainer, mine: list[Any]) -> list[float]:
         return [(await trainer.step(*batch)).loss for batch in mine]
 
     losses = await asyncio.gather(*map(train, trainers, given))
@@ -84,9 +84,9 @@ async def test_every_call_of_a_trainer_answers_as_with_the_other_client(
         assert_same(await ours.extract(IMAGES, ["fc"]), theirs.extract(IMAGES, ["fc"]))
         of = trocar.logit(1)
         assert_same(await ours.gradients(IMAGES, of=of), theirs.gradients(IMAGES, of=of))
-        await ours.export(tmp_path / "ours", optimizer=True)
-        theirs.export(tmp_path / "theirs", optimizer=True)
-        assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+        await ours.export(tmp_path / "ours.safetensors", optimizer=True)
+        theirs.export(tmp_path / "theirs.safetensors", optimizer=True)
+        assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
         info = await ours.info()
         assert (info.update_count, info.next_number) == (1, 2)
         again = await own.trainer(ours.trainer_id)
@@ -119,7 +119,7 @@ async def test_a_checkpoint_is_restored_and_published(
 
 
 async def test_an_adapter_moves_from_one_trainer_to_another(own: trocar.AsyncClient, tmp_path: Path) -> None:
-    options: Any = {"adapter": trocar.lora({"fc": 2}), "optimizer": trocar.sgd(lr=0.5)}
+    options: Any = {"lora": trocar.training.lora({"fc": 2}), "optimizer": trocar.training.sgd(lr=0.5)}
     first, second = await own.train("tiny", **options), await own.train("tiny", **options)
     await first.step(IMAGES, LABELS)
     await second.load_adapter(await first.export_adapter(tmp_path / "adapter"))

@@ -107,9 +107,9 @@ def plain_loss(
     return cross_entropy(logits.view(-1, 3), aligned(encoding, tags, b_to_i).view(-1)).item()
 
 
-def tagger(client: trocar.Client, model: str = "right", **options: Any) -> trocar.Trainer:
-    losses = trocar.loss_term("token_cross_entropy", **options)
-    return client.train(model, losses=losses, optimizer=trocar.sgd(lr=0.1), seed=0)
+def tagger(client: trocar.Client, model: str = "right", **options: Any) -> trocar.training.Trainer:
+    losses = trocar.training.loss_term("token_cross_entropy", **options)
+    return client.train(model, losses=losses, optimizer=trocar.training.sgd(lr=0.1), seed=0)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -184,7 +184,7 @@ def test_spans_of_chats_are_of_the_rendered_text(client: trocar.Client, folders:
 def test_odd_options_of_words_are_refused(
     client: trocar.Client, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(trocar.TrainerInvalidError, match=message):
+    with pytest.raises(trocar.errors.TrainerInvalidError, match=message):
         tagger(client, **options)
 
 

@@ -54,7 +54,7 @@ async def test_the_asyncio_client_moves_them_too(echo_server: RunningServer, lar
 @pytest.mark.parametrize("chunk_bytes", [4096, 65_536, 2 << 20])
 def test_the_size_of_chunks_changes_no_bit(echo: trocar.Client, large: Array, chunk_bytes: int) -> None:
     some = large[:2]
-    maps = echo.extract("identity", some, taps="identity", chunk_bytes=chunk_bytes)
+    maps = echo.extract("identity", some, taps="identity", options=trocar.options(chunk_bytes=chunk_bytes))
     assert np.array_equal(maps["identity"], some)
 
 

@@ -17,7 +17,7 @@ from tests.support.oracles.oracle import noise
 from tests.support.oracles.transfer_devices import LateBackend, late_transfers
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
-from trocar_server.app import app
+from trocar_server.app import assembly
 
 IMAGES = noise(4, 3, 8, 8)
 MODELS = {
@@ -38,7 +38,7 @@ def backend() -> LateBackend:
 @pytest.fixture(scope="module")
 def late_server(backend: LateBackend) -> Iterator[RunningServer]:
     """One with little page-locked memory, so that some replies find none."""
-    open_late = patch.object(app, "transfers_of", lambda *_, **__: late_transfers(backend, 1 << 20))
+    open_late = patch.object(assembly, "transfers_of", lambda *_, **__: late_transfers(backend, 1 << 20))
     with open_late, running_server(**SETTINGS) as running:
         yield running
 
@@ -72,7 +72,7 @@ def test_any_taps_give_the_same_bits(late: trocar.Client, plain: trocar.Client, 
 
 def test_copies_were_late(backend: LateBackend, late: trocar.Client) -> None:
     before = backend.begun_count, backend.upload_count
-    late.extract("plain", IMAGES, "conv", cache=False)
+    late.extract("plain", IMAGES, "conv", options=trocar.options(cache=False))
     assert (backend.begun_count, backend.upload_count) == (before[0] + 1, before[1] + 1)
 
 
@@ -107,7 +107,9 @@ def test_many_at_once_get_each_their_own(late_server: RunningServer, plain: troc
         with trocar.connect(late_server.address) as client:
             return all(
                 np.array_equal(
-                    client.extract("plain", np.full_like(IMAGES, number), "conv", cache=False)["conv"],
+                    client.extract(
+                        "plain", np.full_like(IMAGES, number), "conv", options=trocar.options(cache=False)
+                    )["conv"],
                     expected[number],
                 )
                 for _ in range(10)

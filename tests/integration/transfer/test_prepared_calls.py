@@ -93,7 +93,7 @@ REQUESTS: dict[str, tuple[str, Array, Any, dict[str, Any]]] = {
     ),
     "start": ("plain", noise(2, 4, 8, 8), "fc", {"start_at": "conv2/in"}),
     "structure": ("structured", ROW, ["both", "split", "/out"], {}),
-    "float16 on the wire": ("plain", IMAGES, ["conv", "fc"], {"wire": "float16"}),
+    "float16 on the wire": ("plain", IMAGES, ["conv", "fc"], {"options": trocar.options(wire="float16")}),
     "another byte order": ("plain", IMAGES.astype(">f4"), "fc", {}),
     "strided": ("plain", noise(2, 3, 8, 16)[..., ::2], "fc", {}),
 }
@@ -197,13 +197,13 @@ def test_the_example_is_copied(client: trocar.Client) -> None:
 @pytest.mark.parametrize("wrong", [ROW[:, :2], ROW.astype(np.float64), np.vstack([ROW, ROW]), (ROW, ROW)])
 def test_inputs_unlike_the_example_are_refused(client: trocar.Client, wrong: Any) -> None:
     with client.prepare("identity", ROW, "identity") as prepared:
-        with pytest.raises(ValueError, match="differ from those of `prepare`"):
+        with pytest.raises(ValueError, match="differ from `prepare`'s"):
             prepared(wrong)
         assert np.array_equal(prepared(ROW)["identity"], ROW)
 
 
 def test_a_wrong_request_is_refused_when_it_is_prepared(client: trocar.Client, server: RunningServer) -> None:
-    with pytest.raises(trocar.UnknownModuleError):
+    with pytest.raises(trocar.errors.UnknownModuleError):
         client.prepare("identity", ROW, "nowhere")
     wait_until(lambda: lent_bytes(server) == 0)
 
@@ -262,7 +262,7 @@ def test_a_closed_client_closes_what_it_prepared(server: RunningServer) -> None:
         prepared(ROW)
         assert prepared.is_shared
     assert not prepared.is_shared
-    with pytest.raises(trocar.ServerUnavailableError, match="was closed"):
+    with pytest.raises(trocar.errors.ServerUnavailableError, match="was closed"):
         prepared(ROW)
     wait_until(lambda: lent_bytes(server) == 0)
 
@@ -271,7 +271,7 @@ def test_a_deadline_stops_the_pass_inside_the_model(client: trocar.Client, gate:
     with client.prepare("gated", ROW, "last") as prepared:
         prepared(ROW)
         gate.hold()
-        with pytest.raises(trocar.DeadlineExceededError):
+        with pytest.raises(trocar.errors.DeadlineExceededError):
             prepared(ROW, timeout_s=0.5)
         assert gate.left.wait(WAIT_S)
         assert gate.was_aborted
@@ -351,7 +351,7 @@ def test_a_failed_call_says_why_and_the_next_one_works(client: trocar.Client, se
         expected = prepared(IMAGES)
         server.run(lambda: server.engine.deployments.unload("plain"))
         try:
-            with pytest.raises(trocar.ModelNotLoadedError) as caught:
+            with pytest.raises(trocar.errors.ModelNotLoadedError) as caught:
                 prepared(IMAGES)
         finally:
             server.run(lambda: server.engine.deployments.load("plain"))
@@ -369,7 +369,7 @@ def test_a_draining_server_refuses_prepared_calls_and_does_not_wait_for_their_me
         try:
             state = server.run(lambda: server.app.lifecycle.drain(True))
             assert state.running_call_count == 0
-            with pytest.raises(trocar.ServerDrainingError):
+            with pytest.raises(trocar.errors.ServerDrainingError):
                 prepared(ROW)
         finally:
             server.run(lambda: server.app.lifecycle.drain(False))
@@ -391,7 +391,7 @@ def test_a_revoked_token_makes_no_prepared_calls(
         prepared(ROW)
         assert prepared.is_shared
         file.revoke("alice")
-        with pytest.raises(trocar.TokenInvalidError):
+        with pytest.raises(trocar.errors.TokenInvalidError):
             prepared(ROW)
 
         async def check() -> int:

@@ -45,7 +45,7 @@ def expected(values: Any, wire: str) -> np.ndarray:
 
 @wires
 def test_inputs_and_values_are_rounded_and_come_as_float32(client: trocar.Client, wire: Any) -> None:
-    found = client.extract("plain", IMAGES, "/out", wire=wire)["/out"]
+    found = client.extract("plain", IMAGES, "/out", options=trocar.options(wire=wire))["/out"]
     assert found.dtype == np.float32
     assert np.array_equal(found, expected(IMAGES, wire))
 
@@ -53,7 +53,7 @@ def test_inputs_and_values_are_rounded_and_come_as_float32(client: trocar.Client
 @wires
 def test_a_stream_does_the_same(client: trocar.Client, wire: Any) -> None:
     batches = [IMAGES + number for number in range(3)]
-    with client.extract_stream("plain", batches, "/out", wire=wire) as stream:
+    with client.extract_stream("plain", batches, "/out", options=trocar.options(wire=wire)) as stream:
         for result in stream:
             found = result.unwrap()["/out"]
             assert found.dtype == np.float32
@@ -62,7 +62,9 @@ def test_a_stream_does_the_same(client: trocar.Client, wire: Any) -> None:
 
 @wires
 def test_gradients_do_the_same(client: trocar.Client, wire: Any) -> None:
-    found = client.gradients("plain", IMAGES, of=trocar.logit(1), at="/in", wire=wire)["/in"]
+    found = client.gradients(
+        "plain", IMAGES, of=trocar.logit(1), at="/in", options=trocar.options(wire=wire)
+    )["/in"]
     given = rounded(IMAGES, wire).requires_grad_()
     rebuilt(Plain)(given)[:, 1].sum().backward()
     assert given.grad is not None
@@ -73,22 +75,33 @@ def test_gradients_do_the_same(client: trocar.Client, wire: Any) -> None:
 @wires
 def test_values_land_in_the_callers_float32_array(client: trocar.Client, wire: Any) -> None:
     mine = np.zeros_like(IMAGES)
-    maps = client.extract("identity", IMAGES, "identity", out={"identity": mine}, wire=wire)
+    maps = client.extract(
+        "identity", IMAGES, "identity", out={"identity": mine}, options=trocar.options(wire=wire)
+    )
     assert maps["identity"] is mine
     assert np.array_equal(mine, rounded(IMAGES, wire).numpy())
 
 
 @wires
 def test_statistics_are_taken_before_values_are_rounded(client: trocar.Client, wire: Any) -> None:
-    maps = client.extract("identity", IMAGES, trocar.tap("identity", stats="l2"), wire=wire)
+    maps = client.extract(
+        "identity", IMAGES, trocar.tap("identity", stats="l2"), options=trocar.options(wire=wire)
+    )
     exact = rounded(IMAGES, wire).double().norm().item()
     assert maps.stats["identity"].l2 == pytest.approx(exact, rel=1e-12)
-    alone = client.extract("identity", IMAGES, trocar.tap("identity", stats="l2", values=False), wire=wire)
+    alone = client.extract(
+        "identity",
+        IMAGES,
+        trocar.tap("identity", stats="l2", values=False),
+        options=trocar.options(wire=wire),
+    )
     assert alone.stats["identity"].l2 == maps.stats["identity"].l2
 
 
 def test_a_cast_of_the_callers_own_goes_first(client: trocar.Client) -> None:
-    maps = client.extract("identity", IMAGES, trocar.tap("identity", cast="int8"), wire="float16")
+    maps = client.extract(
+        "identity", IMAGES, trocar.tap("identity", cast="int8"), options=trocar.options(wire="float16")
+    )
     assert maps["identity"].dtype == np.int8
 
 
@@ -98,7 +111,7 @@ def test_whole_numbers_and_other_floats_travel_as_they_are(
     client: trocar.Client, dtype: Any, wire: Any
 ) -> None:
     given = np.linspace(0.1, 5.1, 6).reshape(2, 3).astype(dtype)
-    maps = client.extract("identity", given, "identity", wire=wire)
+    maps = client.extract("identity", given, "identity", options=trocar.options(wire=wire))
     assert maps["identity"].dtype == dtype
     assert np.array_equal(maps["identity"], given)
     assert maps.info["identity"].cast is None
@@ -107,7 +120,7 @@ def test_whole_numbers_and_other_floats_travel_as_they_are(
 @wires
 def test_of_outputs_of_every_dtype_those_of_float32_are_rounded(client: trocar.Client, wire: Any) -> None:
     images = noise(6, 6)
-    maps = client.extract("dtypes", images, "/out", wire=wire)
+    maps = client.extract("dtypes", images, "/out", options=trocar.options(wire=wire))
     for name, value in Dtypes()(rounded(images, wire)).items():
         sent = rounded(value, wire) if value.dtype is torch.float32 else value
         wanted = sent.float() if name == "bfloat16" else sent.resolve_conj().resolve_neg()
@@ -119,7 +132,7 @@ def test_of_outputs_of_every_dtype_those_of_float32_are_rounded(client: trocar.C
 @wires
 def test_reduced_values_are_rounded_and_their_positions_are_not(client: trocar.Client, wire: Any) -> None:
     tap = trocar.tap("identity", reduce=trocar.top_k(2, dim=1))
-    maps = client.extract("identity", IMAGES, tap, wire=wire)
+    maps = client.extract("identity", IMAGES, tap, options=trocar.options(wire=wire))
     top = rounded(IMAGES, wire).topk(2, 1)
     assert np.array_equal(maps["identity"], top.values.numpy())
     assert np.array_equal(maps["identity.indices"], top.indices.numpy())
@@ -127,7 +140,9 @@ def test_reduced_values_are_rounded_and_their_positions_are_not(client: trocar.C
 
 def test_a_stream_has_whole_numbers_too(client: trocar.Client) -> None:
     whole = np.arange(6).reshape(2, 3)
-    with client.extract_stream("identity", [whole, whole + 1], "identity", wire="float16") as stream:
+    with client.extract_stream(
+        "identity", [whole, whole + 1], "identity", options=trocar.options(wire="float16")
+    ) as stream:
         found = [result.unwrap()["identity"] for result in stream]
     assert [values.dtype for values in found] == [np.int64] * 2
     assert np.array_equal(found[1], whole + 1)
@@ -135,7 +150,9 @@ def test_a_stream_has_whole_numbers_too(client: trocar.Client) -> None:
 
 def test_sources_and_starts_are_rounded_too(client: trocar.Client) -> None:
     value = client.extract("plain", IMAGES, "fc/in")["fc/in"]
-    found = client.extract("plain", value, "/out", start_at="fc/in", wire="bfloat16")["/out"]
+    found = client.extract("plain", value, "/out", start_at="fc/in", options=trocar.options(wire="bfloat16"))[
+        "/out"
+    ]
     with torch.inference_mode():
         wanted = rounded(rebuilt(Plain).fc(rounded(value, "bfloat16")), "bfloat16")
     assert np.allclose(found, wanted.numpy(), rtol=2**-7)

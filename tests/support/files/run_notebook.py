@@ -4,6 +4,7 @@
 
 Cells run inside of a running event loop, as in Jupyter's kernel, and what a cell ends in is shown. The last
 cell must show one picture, which is saved. Then each expression, over the notebook's names, must be true.
+What each cell printed, and the text of its value, is written beside the picture as JSON.
 """
 
 import ast
@@ -11,7 +12,11 @@ import asyncio
 import io
 import json
 import linecache
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +36,10 @@ def run_cell(source: str, name: str, names: dict[str, Any]) -> list[bytes]:
 
 def view(value: Any) -> list[bytes]:
     """Make the views of a cell's value, and return those that are pictures."""
-    print(repr(value))
+    if value is None:  # which Jupyter does not show
+        return []
+    if not hasattr(value, "_repr_png_"):
+        print(repr(value))
     if hasattr(value, "_repr_html_"):
         value._repr_html_()
     return [value._repr_png_()] if hasattr(value, "_repr_png_") else []
@@ -52,11 +60,29 @@ def pyplot_pictures() -> list[bytes]:
     return found
 
 
-async def run_cells(sources: list[str], names: dict[str, Any], title: str) -> list[bytes]:
-    """Run all cells, and return the pictures of the last one."""
+@contextmanager
+def printed(texts: list[str]) -> Iterator[None]:
+    """Append what is printed inside the context to a list, also by programs that are started there."""
+    sys.stdout.flush()
+    terminal = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(terminal, 1)
+            os.close(terminal)
+            file.seek(0)
+            texts.append(file.read().decode())
+
+
+async def run_cells(sources: list[str], names: dict[str, Any], title: str, texts: list[str]) -> list[bytes]:
+    """Run all cells, append what each prints, and return the pictures of the last one."""
     pictures: list[bytes] = []
     for number, source in enumerate(sources, 1):
-        pictures = run_cell(source, f"<{title}, code cell {number}>", names)
+        with printed(texts):
+            pictures = run_cell(source, f"<{title}, code cell {number}>", names)
     return pictures
 
 
@@ -65,7 +91,9 @@ def main(notebook: Path, picture: Path, expressions: list[str]) -> None:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict[str, Any] = {"__name__": "__main__"}
-    pictures = asyncio.run(run_cells(sources, names, notebook.name))
+    texts: list[str] = []
+    pictures = asyncio.run(run_cells(sources, names, notebook.name, texts))
+    picture.with_suffix(".json").write_text(json.dumps(texts), encoding="utf-8")
     if len(pictures) != 1:
         sys.exit(f"the last cell shows {len(pictures)} pictures")
     picture.write_bytes(pictures[0])

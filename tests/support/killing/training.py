@@ -24,7 +24,7 @@ _MOST_PUBLISHED, _MOST_UPDATES = 2, 60
 
 def _spool() -> Any:
     """Everything that autograd saves goes to disk."""
-    return trocar.spool(budget_bytes=0, min_bytes=1)
+    return trocar.training.save_on_disk(budget_bytes=0, min_bytes=1)
 
 
 def _close_others(client: trocar.Client, wanted: str | None) -> None:
@@ -98,7 +98,7 @@ class Stepping:
         self._number = self._plain_number = self._saved = 0
         self._plain = PlainTrainer()
 
-    def _check_trainer(self, trainer: trocar.Trainer) -> None:
+    def _check_trainer(self, trainer: trocar.training.Trainer) -> None:
         self._is_closing = False
         reached = trainer.info()
         assert reached.update_count >= self._saved, f"{self._saved} updates were saved: {reached}"
@@ -113,7 +113,7 @@ class Stepping:
         assert_weights(trainer, self._plain.model, self._folder)
         self._number = self._saved = self._plain_number
 
-    def _publish(self, client: trocar.Client, trainer: trocar.Trainer) -> None:
+    def _publish(self, client: trocar.Client, trainer: trocar.training.Trainer) -> None:
         if len(self._published) >= _MOST_PUBLISHED:
             self._unpublishing = min(self._published)
             with self._moments.of("unpublish"):
@@ -210,7 +210,7 @@ class Fitting:
                 dataset_id, epochs=EPOCHS, batch_size=BATCH, checkpoint_every=CHECKPOINT_EVERY
             )
 
-    def _compare(self, trainer: trocar.Trainer) -> None:
+    def _compare(self, trainer: trocar.training.Trainer) -> None:
         assert self._first is not None
         numbers = [event.number for event in self._seen]
         assert numbers == list(range(self._first, self._first + len(numbers))), "events are lost or doubled"

@@ -9,7 +9,7 @@ from typing import Protocol
 import trocar
 from tests.support.killing.moments import Moments
 
-_BUSY = (trocar.ServerBusyError,)
+_BUSY = (trocar.errors.ServerBusyError,)
 
 
 class Caller(Protocol):

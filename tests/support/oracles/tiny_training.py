@@ -29,8 +29,8 @@ def batches(count: int, size: int = 4) -> list[Arrays]:
     return [samples(size, seed) for seed in range(count)]
 
 
-def make_trainer(client: trocar.Client, **options: Any) -> trocar.Trainer:
-    chosen: dict[str, Any] = {"optimizer": trocar.sgd(lr=0.05, momentum=0.9), "seed": SEED}
+def make_trainer(client: trocar.Client, **options: Any) -> trocar.training.Trainer:
+    chosen: dict[str, Any] = {"optimizer": trocar.training.sgd(lr=0.05, momentum=0.9), "seed": SEED}
     return client.train("tiny", **{**chosen, **options})
 
 
@@ -75,7 +75,7 @@ def fitted_plainly(data: Arrays, epochs: int, batch_size: int) -> tuple[nn.Modul
     return plain.model, losses
 
 
-def assert_weights(trainer: trocar.Trainer, expected: nn.Module, folder: Path) -> None:
+def assert_weights(trainer: trocar.training.Trainer, expected: nn.Module, folder: Path) -> None:
     """Compare every tensor of an export, bit by bit."""
     found = load_file(trainer.export(folder / "exported.safetensors"))
     state = expected.state_dict()

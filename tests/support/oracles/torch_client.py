@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 import trocar
 from trocar import BatchResult, FeatureMapInfo, FeatureMaps, Model, Preprocessing, ServerTiming, Tap
-from trocar._async.attributions import AsyncAttributions
+from trocar._async.analysis.attributions import AsyncAttributions
+from trocar._base.call_options import EXACT, CallOptions
 from trocar._base.tensors import Array
 from trocar._request.edits import Edit
 from trocar._request.objectives import Objective
-from trocar._sync.attributions import Attributions
+from trocar._sync.analysis.attributions import Attributions
 from trocar_api.v1 import objective_pb2 as pb
 
 PREPROCESSING = Preprocessing("halves", (), (), (0.5,) * 3, (0.25,) * 3, "bilinear")
@@ -58,9 +59,9 @@ class TorchClient:
         *,
         edits: Sequence[Edit] = (),
         of: Objective | None = None,
-        numerics: str | None = None,
+        options: CallOptions | None = None,
     ) -> FeatureMaps:
-        assert numerics == "exact" or of is not None  # a pass with gradients is exact anyway
+        assert options == EXACT or of is not None  # a pass with gradients is exact anyway
         array = preprocessed(inputs) if isinstance(inputs, list) else inputs
         assert isinstance(array, np.ndarray)
         self.batch_sizes.append(len(array))
@@ -102,9 +103,9 @@ class TorchClient:
         taps: Sequence[Tap],
         *,
         of: Objective | None = None,
-        numerics: str | None = None,
+        options: CallOptions | None = None,
     ) -> "TorchStream":
-        assert numerics == "exact"
+        assert options == EXACT
         return TorchStream(self, model_id, batches, taps, of)
 
 
@@ -118,7 +119,7 @@ class TorchStream:
         self._results: Iterator[BatchResult] = (
             BatchResult(
                 next(self._indices),
-                TorchClient.extract(client, model_id, batch, taps, of=of, numerics="exact"),
+                TorchClient.extract(client, model_id, batch, taps, of=of, options=EXACT),
             )
             for batch in batches
         )

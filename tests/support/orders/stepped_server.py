@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.orders.doorway import Door, doorway
-from trocar_server.app import app
+from trocar_server.app import app, assembly
+from trocar_server.app.assembly import ReplicaSetup
 from trocar_server.config import ServerConfig
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.transfer import using
@@ -77,12 +78,11 @@ async def stepped_server(
     reread, key = settings.pop("reread", None), settings.pop("gateway_key", "")
     config = ServerConfig(port=0, grace_s=1.0, device="cpu", data_dir=folder, **settings)
     with pytest.MonkeyPatch.context() as patch, doorway() as doors:
-        patch.setattr(app, "DeviceThread", SteppedDevice)
+        patch.setattr(assembly, "DeviceThread", SteppedDevice)
         running = await app.start(
             config,
-            owners=owners,
             reread=None if reread is None else lambda: reread(folder),
-            gateway=GatewayAccess(key=key),
+            setup=ReplicaSetup(owners=owners, gateway=GatewayAccess(key=key)),
         )
     server = SteppedServer(running, doors[0])
     try:

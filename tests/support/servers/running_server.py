@@ -12,9 +12,11 @@ import torch
 from tests.support.servers.defects import kept_defects
 from tests.support.servers.event_loop import event_loop
 from trocar_server.app import app
+from trocar_server.app.assembly import ReplicaSetup
 from trocar_server.config import ServerConfig
 from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.training.files.owner_folders import OwnerFolders
+from trocar_server.training.publishing import OtherPublishing
 
 Result = TypeVar("Result")
 
@@ -51,14 +53,16 @@ def running_server(
     gateway: GatewayAccess | None = None,
     owners: OwnerFolders | None = None,
     own_dir: Path | None = None,
+    published: OtherPublishing | None = None,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """Start a server on 127.0.0.1 with a free port; stop it when the context ends."""
+    setup = ReplicaSetup(own_dir, gateway or GatewayAccess(), owners, published)
     with ExitStack() as folders:
         if "data_dir" not in settings:  # nothing of the machine's own
             settings["data_dir"] = folders.enter_context(TemporaryDirectory())
         config = ServerConfig(port=0, grace_s=1.0, **settings)
-        with _running(config, gateway or GatewayAccess(), owners, own_dir) as server:
+        with _running(config, setup) as server:
             yield server
 
 
@@ -72,12 +76,9 @@ def _own_threads(config: ServerConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _running(
-    config: ServerConfig, gateway: GatewayAccess, owners: OwnerFolders | None, own_dir: Path | None
-) -> Iterator[RunningServer]:
+def _running(config: ServerConfig, setup: ReplicaSetup) -> Iterator[RunningServer]:
     with kept_defects(), _own_threads(config), event_loop("server-loop") as loop:
-        starting = app.start(config, gateway=gateway, owners=owners, own_dir=own_dir)
-        running = asyncio.run_coroutine_threadsafe(starting, loop).result(120)
+        running = asyncio.run_coroutine_threadsafe(app.start(config, setup=setup), loop).result(120)
         try:
             yield RunningServer(running, loop)
         finally:

@@ -112,6 +112,15 @@ def _steered(value: torch.Tensor) -> torch.Tensor:
     return value + ALPHA * direction.reshape([-1] + [1] * (value.ndim - dim - 1))
 
 
+def _capped(value: torch.Tensor) -> torch.Tensor:
+    last = value.movedim(channel_dim(value.ndim), -1)
+    direction = torch.from_numpy(_vectors(tuple(value.shape), 1)[0]).to(last.dtype)
+    unit = direction / direction.norm()
+    component = (last @ unit)[..., None]
+    capped: torch.Tensor = last + (component.clamp(-0.1, 0.2) - component) * unit
+    return capped.movedim(-1, channel_dim(value.ndim))
+
+
 def _projected(value: torch.Tensor) -> torch.Tensor:
     dim = channel_dim(value.ndim)
     basis = torch.from_numpy(_vectors(tuple(value.shape), 2)).double()
@@ -148,6 +157,7 @@ OPERATIONS: dict[str, Operation] = {
     "swap": (lambda _: {"source": "other"}, lambda value, other: other),
     "add_input": (lambda _: {}, lambda value, other: value + other),
     "steer": (lambda shape: {"direction": _vectors(shape, 1)[0], "alpha": ALPHA}, _steered),
+    "cap": (lambda shape: {"direction": _vectors(shape, 1)[0], "low": -0.1, "high": 0.2}, _capped),
     "project_out": (lambda shape: {"basis": _vectors(shape, 2)}, lambda value: value - _projected(value)),
     "project_onto": (lambda shape: {"basis": _vectors(shape, 2)}, _projected),
     "top_k": (lambda _: {"k": 1}, _top),
@@ -161,7 +171,7 @@ OPERATIONS: dict[str, Operation] = {
     "nan_to_num": (lambda _: {}, torch.nan_to_num),
 }
 
-_OF_CHANNELS = ("steer", "project_out", "project_onto", "top_k")
+_OF_CHANNELS = ("steer", "cap", "project_out", "project_onto", "top_k")
 _ANYWHERE = ("set", "zero", "add", "scale", "affine", "clamp", "noise", "cast", "dropout", "nan_to_num")
 """What works on floats of any shape."""
 
@@ -313,7 +323,7 @@ def outcome(
             )
         else:
             found = client.extract(model_id, batch, [place.name, "/out"], edits=edit, sources=sources)
-    except (trocar.EditError, trocar.NotDifferentiableError) as error:
+    except (trocar.errors.EditError, trocar.errors.NotDifferentiableError) as error:
         return _refusal(hand, place, operation, error)
     except trocar.TrocarError as error:
         return f"WRONG {type(error).__name__}: {error}"
@@ -324,7 +334,7 @@ def outcome(
 
 def _refusal(hand: Hand, place: Place, operation: str, error: trocar.TrocarError) -> str:
     kind = f"refused: {type(error).__name__}"
-    if isinstance(error, trocar.NotDifferentiableError):
+    if isinstance(error, trocar.errors.NotDifferentiableError):
         if place.is_gradient and place.is_float and hand.expected(place, "scale")[place.name] is not None:
             return f"WRONG {error}"
         return kind

@@ -78,7 +78,9 @@ GUARDED = [*OWN, *REFLECTION, *OPEN_INFERENCE]
 
 RUNS = (
     "ExtractionService",
+    "GenerationService",
     "StreamService",
+    "DirectionService",
     "EditStoreService",
     "SharedMemoryService",
     "PreparedCallService",
@@ -89,7 +91,7 @@ def needed_scope(method: Method) -> str:
     """Say what a method should need, by a rule: an oracle for the server's table."""
     if method.name in ("LoadModel", "UnloadModel", "PublishTrainer", "UnpublishModel"):
         return "admin"
-    if method.name in ("Drain", "ReloadConfig", "GetServerStatus"):
+    if method.name in ("Drain", "ReloadConfig"):
         return "admin"
     if method.name.startswith(("Get", "List")) or method.name in ("Plan", "WatchFit", "ServerReflectionInfo"):
         return "read"

@@ -111,9 +111,13 @@ OPERATIONS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.builds(
         pb.SwapEdit, source=rarely(_TEXT, st.sampled_from(["", "a"])), selector=st.just("") | _VALUES
     ).map(lambda m: {"swap": m}),
-    st.builds(pb.SteerEdit, direction=_DIRECTIONS, alpha=NUMBERS, keeps_norm=st.booleans()).map(
-        lambda m: {"steer": m}
-    ),
+    st.builds(
+        pb.SteerEdit,
+        direction=_DIRECTIONS,
+        alpha=NUMBERS,
+        keeps_norm=st.booleans(),
+        is_relative=st.booleans(),
+    ).map(lambda m: {"steer": m}),
     *(
         st.builds(pb.ProjectEdit, basis=_BASES).map(lambda m, name=name: {name: m})  # type: ignore[misc]
         for name in ("project_out", "project_onto")

@@ -42,8 +42,8 @@ KEYS = st.sampled_from(
         "low",
         "high",
         "factor",
-        "std",
-        "limit",
+        "scale",
+        "max_norm",
         "gamma",
         "step_size",
         "T_max",
@@ -133,9 +133,9 @@ SCHEDULES = st.builds(
     warmup_start=maybe(DOUBLE),
 )
 RULES = st.builds(
-    pb.GradientRuleSpec,
+    pb.GradientEditSpec,
     selector=TEXT,
-    name=name("clamp", "scale", "noise", "norm_limit", "zero"),
+    name=name("clamp", "scale", "noise", "normalise", "zero"),
     options=maybe(OPTIONS),
 )
 SAVED = st.builds(
@@ -158,7 +158,7 @@ SPECS: dict[str, st.SearchStrategy[Any]] = {
     "regularizers": st.lists(PENALTIES, max_size=2),
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
-    "gradient_rules": st.lists(RULES, max_size=2),
+    "gradient_edits": st.lists(RULES, max_size=2),
     "clip_norm": DOUBLE,
     "accumulation": INT32,
     "precision": name("float32", "bf16"),

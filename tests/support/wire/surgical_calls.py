@@ -97,9 +97,13 @@ def failing_call(chance: random.Random, mark: int) -> SurgicalCall:
         },
         {"of": trocar.logit(10_000)},
         {"of": trocar.value(PLACES[name][0])},
-        {"of": hopeless, "timeout_s": 1e-4},
-        {"edits": [trocar.edit(PARAMETERS[name][0], "scale", 2)], "timeout_s": 2e-3},
-        {"of": hopeless, "edits": [trocar.edit(PARAMETERS[name][0], "scale", 2)], "timeout_s": 4e-3},
+        {"of": hopeless, "options": trocar.options(timeout_s=1e-4)},
+        {"edits": [trocar.edit(PARAMETERS[name][0], "scale", 2)], "options": trocar.options(timeout_s=2e-3)},
+        {
+            "of": hopeless,
+            "edits": [trocar.edit(PARAMETERS[name][0], "scale", 2)],
+            "options": trocar.options(timeout_s=4e-3),
+        },
         {"of": trocar.loss("cross_entropy", np.array([0, 99]))},
     ]
     options = chance.choice(cases)
@@ -120,7 +124,7 @@ def stress(client: trocar.Client, chance: random.Random, count: int, failing: fl
         try:
             run(client, call)
             outcomes["done"] += 1
-        except (trocar.InternalServerError, trocar.InputRejectedError):
+        except (trocar.errors.InternalServerError, trocar.errors.InputRejectedError):
             raise
         except trocar.TrocarError as error:
             outcomes[type(error).__name__] += 1

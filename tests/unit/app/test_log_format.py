@@ -61,3 +61,10 @@ def test_an_exception_stays_in_one_line_of_json() -> None:
         structlog.get_logger("test").error("defect", exc_info=error)
     assert stream.getvalue().count("\n") == 1
     assert "ValueError: no\nway" in json.loads(stream.getvalue())["exception"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_the_event_comes_first(log_format: str) -> None:
+    text = written(log_format, code="OK")
+    first = next(iter(json.loads(text))) if log_format == "json" else text.partition("=")[0]
+    assert first == "event"

@@ -26,14 +26,20 @@ def on_windows(*lines: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "resnet18"], ["convert", "a.pth", "b.safetensors"], ["token", "list"], ["doctor"]]
+    ("name", "arguments"),
+    [
+        ("serve", ["resnet18"]),
+        ("admin convert", ["a.pth", "b.safetensors"]),
+        ("admin token", ["list"]),
+        ("doctor", []),
+    ],
 )
-def test_a_command_of_the_server_says_on_windows_why_it_does_not_run(arguments: list[str]) -> None:
-    ended = on_windows(f"main({arguments})")
+def test_a_command_of_the_server_says_on_windows_why_it_does_not_run(name: str, arguments: list[str]) -> None:
+    ended = on_windows(f"main({[*name.split(), *arguments]})")
     assert ended.returncode == 2
     assert ended.stdout == ""
     said = " ".join(ended.stderr.split())
-    assert f"`trocar {arguments[0]}`: the server does not run on Windows" in said
+    assert f"`trocar {name}`: the server does not run on Windows" in said
     assert "the client runs on Windows" in said
     assert "Traceback" not in said
 
@@ -42,7 +48,7 @@ def test_a_server_in_the_own_process_is_refused_on_windows() -> None:
     ended = on_windows(
         "try:",
         "    trocar.connect('local', models=['resnet18=random:0'])",
-        "except trocar.ServerUnavailableError as error:",
+        "except trocar.errors.ServerUnavailableError as error:",
         "    print(error)",
     )
     assert ended.stdout.startswith('connect("local"): the server does not run on Windows')

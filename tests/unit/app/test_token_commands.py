@@ -1,4 +1,4 @@
-"""`trocar token`, from its arguments to the file."""
+"""`trocar admin token`, from its arguments to the file."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def run(file: TokenFile, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def call(*arguments: str) -> tuple[int, str, str]:
         try:
-            token_app(arguments, prog_name="trocar token")
+            token_app(arguments, prog_name="trocar admin token")
         except ServiceError as error:  # the CLI prints it
             return 1, capsys.readouterr().out, error.message
         except SystemExit as stopped:
@@ -126,7 +126,7 @@ def test_a_revoked_token_is_gone_and_one_that_is_not_there_is_an_error(run: Any,
     assert file.read() == ()
     code, _, error = run("revoke", "alice")
     assert code == 1
-    assert "trocar token list" in error
+    assert "trocar admin token list" in error
 
 
 def test_the_data_directory_may_be_an_option(run: Any, file: TokenFile, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_token_that_cannot_be_revoked_is_not_repeated(tmp_path: Path) -> None:
     token = add(file, "alice")
     file.revoke("alice")
     for text in ("alice", token):
-        with pytest.raises(ServiceError, match="trocar token list") as caught:
+        with pytest.raises(ServiceError, match="trocar admin token list") as caught:
             file.revoke(text)
         assert token not in caught.value.message
 

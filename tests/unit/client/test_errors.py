@@ -34,29 +34,29 @@ def test_reasons_become_their_exception(server: FakeServer) -> None:
 
 def test_reasons_reach_unary_calls_of_both_clients(client: trocar.Client, server: FakeServer) -> None:
     server.fail(grpc.StatusCode.NOT_FOUND, "no model 'resnt'; nearest: resnet18", "UNKNOWN_MODEL")
-    with pytest.raises(trocar.UnknownModelError, match="nearest: resnet18"):
+    with pytest.raises(trocar.errors.UnknownModelError, match="nearest: resnet18"):
         client.model("resnt")
 
 
 @pytest.mark.parametrize(
     ("code", "message", "expected"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "down", trocar.ServerUnavailableError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "late", trocar.DeadlineExceededError),
-        (grpc.StatusCode.CANCELLED, "gone", trocar.CallCancelledError),
-        (grpc.StatusCode.UNAUTHENTICATED, "who?", trocar.PermissionDeniedError),
-        (grpc.StatusCode.PERMISSION_DENIED, "no", trocar.PermissionDeniedError),
+        (grpc.StatusCode.UNAVAILABLE, "down", trocar.errors.ServerUnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "late", trocar.errors.DeadlineExceededError),
+        (grpc.StatusCode.CANCELLED, "gone", trocar.errors.CallCancelledError),
+        (grpc.StatusCode.UNAUTHENTICATED, "who?", trocar.errors.PermissionDeniedError),
+        (grpc.StatusCode.PERMISSION_DENIED, "no", trocar.errors.PermissionDeniedError),
         (grpc.StatusCode.UNIMPLEMENTED, "what?", trocar.VersionSkewError),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trocar.ServerBusyError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trocar.errors.ServerBusyError),
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "SERVER: Received message larger than max (9 vs. 4)",
-            trocar.RequestTooLargeError,
+            trocar.errors.RequestTooLargeError,
         ),
         (grpc.StatusCode.NOT_FOUND, "none", trocar.NotFoundError),
         (grpc.StatusCode.INVALID_ARGUMENT, "bad", trocar.InvalidRequestError),
-        (grpc.StatusCode.INTERNAL, "oops", trocar.InternalServerError),
-        (grpc.StatusCode.UNKNOWN, "oops", trocar.InternalServerError),
+        (grpc.StatusCode.INTERNAL, "oops", trocar.errors.InternalServerError),
+        (grpc.StatusCode.UNKNOWN, "oops", trocar.errors.InternalServerError),
         (grpc.StatusCode.DATA_LOSS, "torn", trocar.ServerError),
     ],
 )
@@ -67,7 +67,8 @@ def test_bare_codes_are_mapped(
     with trocar.connect(server.target, retries=0) as client, pytest.raises(expected) as caught:
         client.models()
     assert type(caught.value) is expected
-    assert caught.value.details == {}
+    is_unreached = code is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details == ({"grpc": message} if is_unreached else {})
 
 
 def test_a_newer_servers_reason_falls_back_to_the_code(server: FakeServer) -> None:
@@ -83,7 +84,7 @@ def test_a_newer_servers_reason_falls_back_to_the_code(server: FakeServer) -> No
 
 def test_an_internal_error_names_the_request(server: FakeServer) -> None:
     server.fail(grpc.StatusCode.INTERNAL, "a defect", "INTERNAL")
-    with trocar.connect(server.target) as client, pytest.raises(trocar.InternalServerError) as caught:
+    with trocar.connect(server.target) as client, pytest.raises(trocar.errors.InternalServerError) as caught:
         client.models()
     assert caught.value.request_id in str(caught.value)
 
@@ -97,7 +98,7 @@ def test_broken_details_do_not_hide_the_error(server: FakeServer) -> None:
 def test_long_messages_arrive_whole(server: FakeServer) -> None:
     keys = ", ".join(f"layer{index}.weight" for index in range(800))
     server.fail(grpc.StatusCode.FAILED_PRECONDITION, keys, "WEIGHTS_MISMATCH")
-    with trocar.connect(server.target) as client, pytest.raises(trocar.WeightsMismatchError) as caught:
+    with trocar.connect(server.target) as client, pytest.raises(trocar.errors.WeightsMismatchError) as caught:
         client.load("resnet18")
     assert str(caught.value) == keys
 
@@ -105,10 +106,16 @@ def test_long_messages_arrive_whole(server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("CLIENT: Received message larger than max (9 vs. 8)", trocar.ReplyTooLargeError),
-        ("Stream removed (CLIENT: Received message larger than max (9 vs. 8))", trocar.ReplyTooLargeError),
-        ("SERVER: Received message larger than max (9 vs. 8)", trocar.RequestTooLargeError),
-        ("Stream removed (SERVER: Received message larger than max (9 vs. 8))", trocar.RequestTooLargeError),
+        ("CLIENT: Received message larger than max (9 vs. 8)", trocar.errors.ReplyTooLargeError),
+        (
+            "Stream removed (CLIENT: Received message larger than max (9 vs. 8))",
+            trocar.errors.ReplyTooLargeError,
+        ),
+        ("SERVER: Received message larger than max (9 vs. 8)", trocar.errors.RequestTooLargeError),
+        (
+            "Stream removed (SERVER: Received message larger than max (9 vs. 8))",
+            trocar.errors.RequestTooLargeError,
+        ),
     ],
 )
 def test_which_end_refused_a_message_is_told_by_the_text_of_every_version_of_grpc(
@@ -121,12 +128,15 @@ def test_which_end_refused_a_message_is_told_by_the_text_of_every_version_of_grp
 
 def test_a_message_over_the_receivers_limit_is_explained(server: FakeServer) -> None:
     server.behaviour = lambda *_: iter([b"\x7a" + b"\x00" * (17 << 20)])
-    with trocar.connect(server.target) as client, pytest.raises(trocar.ReplyTooLargeError, match="larger"):
+    with (
+        trocar.connect(server.target) as client,
+        pytest.raises(trocar.errors.ReplyTooLargeError, match="larger"),
+    ):
         client.extract("resnet18", IMAGES, taps=["layer4"])
 
 
 def test_errors_can_be_pickled() -> None:
-    error = trocar.UnknownModuleError("no module", details={"nearest": "x"}, request_id="1")
+    error = trocar.errors.UnknownModuleError("no module", details={"nearest": "x"}, request_id="1")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.reason, copy.details, copy.request_id) == (
         "no module",
@@ -137,6 +147,6 @@ def test_errors_can_be_pickled() -> None:
 
 
 def test_groups_can_be_caught_together() -> None:
-    assert issubclass(trocar.UnknownModuleError, trocar.NotFoundError)
-    assert issubclass(trocar.UnknownModuleError, trocar.SelectorError)
+    assert issubclass(trocar.errors.UnknownModuleError, trocar.NotFoundError)
+    assert issubclass(trocar.errors.UnknownModuleError, trocar.errors.SelectorError)
     assert all(issubclass(kind, trocar.TrocarError) for kind in EXCEPTIONS.values())

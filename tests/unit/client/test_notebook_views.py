@@ -13,12 +13,13 @@ import pytest
 from PIL import Image
 
 import trocar
-from trocar import DiffRow, FeatureMapInfo, FitEvent, ModuleInfo, OutputInfo
+from trocar import DiffRow, FeatureMapInfo, ModuleInfo, OutputInfo
 from trocar._base.tables import Listing
 from trocar._base.types import MODEL_COLUMNS, Feature
-from trocar._request.stored_edits import EDITS_COLUMNS
+from trocar._request.stored.stored_edits import EDITS_COLUMNS
 from trocar._result.trainer_types import CHECKPOINT_COLUMNS, TRAINER_COLUMNS
 from trocar._wire.stored_datasets import DATASET_COLUMNS
+from trocar.training import FitEvent
 
 EVIL = "<script>alert('x')</script>"
 MANY = 500
@@ -94,8 +95,8 @@ def limits() -> trocar.ServerLimits:
     return trocar.ServerLimits(*range(1, 14))
 
 
-def trainer_info() -> trocar.TrainerInfo:
-    return trocar.TrainerInfo(
+def trainer_info() -> trocar.training.TrainerInfo:
+    return trocar.training.TrainerInfo(
         trainer_id="t1",
         model_id=EVIL,
         state="ready",
@@ -116,8 +117,8 @@ def trainer_info() -> trocar.TrainerInfo:
     )
 
 
-def checkpoint() -> trocar.Checkpoint:
-    return trocar.Checkpoint(4, NOW, 2, 4000, "00", EVIL)
+def checkpoint() -> trocar.training.Checkpoint:
+    return trocar.training.Checkpoint(4, NOW, 2, 4000, "00", EVIL)
 
 
 def dataset() -> trocar.StoredDataset:
@@ -174,7 +175,7 @@ def plan() -> trocar.ExtractionPlan:
     return trocar.ExtractionPlan(EVIL, maps, {}, EVIL, 1, 2, 3, True, {EVIL: tuple(maps)})
 
 
-def history() -> trocar.History:
+def history() -> trocar.training.History:
     events = [FitEvent(0, "started", 0.0, {"step": 0, "epoch": 0})]
     for epoch in range(MANY):
         facts = {"step": epoch, "epoch": epoch, "loss": 1 / (epoch + 1)}
@@ -183,7 +184,7 @@ def history() -> trocar.History:
             FitEvent(0, "epoch", 0.0, facts),
             FitEvent(0, "evaluation", 0.0, {**facts, "metrics": {"accuracy": 0.5, EVIL: 1.0}}),
         ]
-    return trocar.History(events)
+    return trocar.training.History(events)
 
 
 def tree() -> trocar.ModuleTree:
@@ -227,8 +228,8 @@ VIEWS = {
     "server": trocar.ServerInfo("1", "2", EVIL, limits(), features=(Feature(EVIL, False, EVIL),) * 12),
     "trainer": trainer_info(),
     "trainers": Listing([trainer_info()], TRAINER_COLUMNS),
-    "step": trocar.StepResult(1.0, {EVIL: 1.0}, 8, 1, True, False, 1, (0.1,), 0.5, (), 0, 0, 0.1),
-    "evaluation": trocar.Evaluation(1.0, {EVIL: 1.0}, 8, 4),
+    "step": trocar.training.StepResult(1.0, {EVIL: 1.0}, 8, 1, True, False, 1, (0.1,), 0.5, (), 0, 0, 0.1),
+    "evaluation": trocar.training.Evaluation(1.0, {EVIL: 1.0}, 8, 4),
     "checkpoint": Listing([checkpoint()], CHECKPOINT_COLUMNS),
     "data set": dataset(),
     "data sets": Listing([dataset()], DATASET_COLUMNS),
@@ -301,10 +302,10 @@ def test_a_module_tree_folds_below_its_first_level() -> None:
 
 
 def test_a_history_has_a_row_for_each_epoch() -> None:
-    found = shown(trocar.History(history()[:7]))
+    found = shown(trocar.training.History(history()[:7]))
     assert found.seen.count("tr") == 3
     assert "eval accuracy" in found.text
-    assert str(trocar.History(history()[:4])).splitlines()[:2] == [
+    assert str(trocar.training.History(history()[:4])).splitlines()[:2] == [
         f"epoch  loss  eval loss  eval accuracy  eval {EVIL}",
         f"    1     1          1            0.5  {'1':>{len(EVIL) + 5}}",
     ]
@@ -312,7 +313,7 @@ def test_a_history_has_a_row_for_each_epoch() -> None:
 
 def test_a_history_without_the_loss_of_an_epoch_shows() -> None:
     skipped = FitEvent(1, "epoch", 0.0, {"step": 1, "epoch": 0})
-    assert "epoch" in shown(trocar.History([skipped])).text
+    assert "epoch" in shown(trocar.training.History([skipped])).text
 
 
 def test_many_statistics_show_as_their_range() -> None:

@@ -57,7 +57,7 @@ def test_methods_of_parts_show_their_own_signature_and_docstring(client: type) -
     parts = {
         "extract": ("extraction", "Extraction"),
         "gradients": ("gradients", "Gradients"),
-        "health": ("analyses", "Analyses"),
+        "health": ("analysis.analyses", "Analyses"),
         "train": ("trainers", "Trainers"),
     }
     is_async = client is trocar.AsyncClient
@@ -112,11 +112,26 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         getattr(trocar, "Spoon")  # noqa: B009 - type checkers know that there is none
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("UnknownModelError", "trocar.errors.UnknownModelError"), ("adamw", "trocar.training.adamw")],
+)
+def test_a_name_of_a_module_says_of_which(name: str, place: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; it is {place}$"):
+        getattr(trocar, name)
+
+
 def test_everything_public_is_there() -> None:
-    assert all(hasattr(trocar, name) for name in trocar.__all__)
+    for module in (trocar, trocar.errors, trocar.training, trocar.aio):
+        assert all(hasattr(module, name) for name in module.__all__)
+    assert len(trocar.__all__) <= 140
     public_errors = {
         name
         for name, value in vars(trocar.errors).items()
         if isinstance(value, type) and issubclass(value, trocar.TrocarError)
     }
-    assert public_errors <= set(trocar.__all__)
+    assert public_errors <= set(trocar.errors.__all__)
+    assert {name for name in trocar.__all__ if name.endswith("Error")} == {
+        "TrocarError",
+        *(kind.__name__ for kind in trocar.TrocarError.__subclasses__() if kind.__name__ in public_errors),
+    }

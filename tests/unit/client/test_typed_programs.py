@@ -20,7 +20,7 @@ with trocar.connect("gpu1") as client:
     edit = trocar.edit("layer3", "scale", 0.0, channels=[1, 2], order="after")
     tap = trocar.tap("layer4", stats=["mean", "std"], over="channel", cast="float16")
     maps = client.extract("resnet50", images, taps=["layer4", tap], edits=[edit, "stored"])
-    loss = trocar.loss_term("cross_entropy", label_smoothing=0.1)
+    loss = trocar.training.loss_term("cross_entropy", label_smoothing=0.1)
     trainer = client.train("resnet50", head=10, trainable="fc", losses=[loss, "l2_norm"], precision="bf16")
     print(maps["layer4"].shape, trainer.step(images, [1]).loss)
 """
@@ -43,10 +43,10 @@ MISSPELT = {
     'client.train("resnet50", losses="cross_entrpy")': "cross_entrpy",
     'client.train("resnet50", losses=["mse", "cross_entrpy"])': "cross_entrpy",
     'client.train("resnet50", optimizer="sgd")': "optimizer",
-    'trocar.loss_term("mes")': "mes",
-    'trocar.schedule("cosin")': "cosin",
-    'trocar.schedule("cosine", per="batch")': "batch",
-    'trocar.regularizer("fc", 0.1, norm="l3")': "l3",
+    'trocar.training.loss_term("mes")': "mes",
+    'trocar.training.schedule("cosin")': "cosin",
+    'trocar.training.schedule("cosine", per="batch")': "batch",
+    'trocar.training.regularizer("fc", 0.1, norm="l3")': "l3",
     "trainer.fit(images, epoch=3)": "epoch",
 }
 

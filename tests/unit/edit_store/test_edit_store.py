@@ -18,6 +18,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.edit_store import EditStore, StoredEntry, edit_store
 from trocar_server.errors import ServiceError
 from trocar_server.models import ANONYMOUS
+from trocar_server.storage import owned_files
 from trocar_server.storage.durable import write_durably
 
 
@@ -153,7 +154,7 @@ def test_servers_that_share_the_folder_store_one_at_a_time(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_durably(path, content)
 
-    monkeypatch.setattr(edit_store, "write_durably", write)
+    monkeypatch.setattr(owned_files, "write_durably", write)
     kept.put("alice", "net", "one", b"")
     assert names(kept, "alice") == [("net", "one")]
 

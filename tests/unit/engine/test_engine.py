@@ -1,6 +1,7 @@
 """The engine without a server: what of a call runs, and on what."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tests.support.models.odd_models import Identity
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.execute.eager import Eager
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.reply_cache import KeptReply, Question, ReplyCache
 from trocar_server.engine.request.numerics import Numerics
@@ -30,9 +32,10 @@ from trocar_server.engine.request.plan import (
     TapRequest,
     TensorInput,
 )
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.call import Call, Keeping
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.run_plan import Prepared, run_plan
+from trocar_server.engine.run.runner import PassCall, run_call
 from trocar_server.engine.schedule.admission import MethodClass, PassThroughput, Reservation
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.schedule.room import Room
@@ -145,10 +148,9 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
     payloads = [np.zeros(1, np.uint8)] * 5
     checked = CheckedPlan(wanted, deployment, engine.limits)
     async with deployment.pool.lease(None) as replica:
+        call = PassCall(Prepared(checked, Payloads(payloads), [images]), guard, time.perf_counter())
         with pytest.raises(ServiceError) as caught:
-            await engine.owner.run(
-                lambda: run_plan(replica, Prepared(checked, Payloads(payloads), [images]), guard)
-            )
+            await engine.owner.run(lambda: run_call(Eager(replica), call))
     assert caught.value.reason is ErrorReason.CANCELLED
     assert len(decoded) == 1
 

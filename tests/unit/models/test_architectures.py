@@ -46,7 +46,7 @@ def test_quantized_weights_are_refused_with_the_reason() -> None:
 
 
 def test_a_pickle_as_weights_is_answered_with_the_way_to_convert_it_and_no_path() -> None:
-    with pytest.raises(ServiceError, match="trocar convert") as error:
+    with pytest.raises(ServiceError, match="trocar admin convert") as error:
         find_weights("resnet18", "/home/me/model.pth")
     assert "/home" not in error.value.message
     assert "'model.pth'" in error.value.message

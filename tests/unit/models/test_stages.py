@@ -34,7 +34,7 @@ STRIDES = (4, 8, 16, 32)
 def numbered(architecture: str) -> list[tuple[int, ...]]:
     """Return the shapes of the stages with a number, in order, after checking those of the others."""
     leaves = stage_leaves(recorded_by_name(architecture))
-    shapes = {stage: leaf.shape or () for stage, leaf in leaves.items()}
+    shapes = {stage: leaf.shape or () for stage, leaf in leaves.items() if not stage.startswith("layer[")}
     assert list(shapes) == ["stem", *(f"stage{i}" for i in range(1, len(shapes) - 2)), "penultimate", "head"]
     return [shape for stage, shape in shapes.items() if stage.startswith("stage")]
 
@@ -56,6 +56,8 @@ def test_stages_of_a_windowed_transformer_have_channels_last(architecture: str) 
 def test_stages_of_a_vision_transformer_are_quarters_of_its_blocks() -> None:
     assert numbered("vit_b_32") == [(1, 50, 768)] * 4
     assert [stages_of("vit_l_16")[f"stage{i}"][-2:] for i in (1, 2, 3, 4)] == ["_5", "11", "17", "23"]
+    blocks = [place for stage, place in stages_of("vit_b_32").items() if stage.startswith("layer[")]
+    assert blocks == [f"encoder.layers.encoder_layer_{index}" for index in range(12)]
 
 
 def test_stages_of_a_multiscale_transformer_have_a_quarter_of_the_tokens_before() -> None:

@@ -13,8 +13,9 @@ from trocar_server.errors import ServiceError
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import (
     DamagedError,
+    PartialFile,
+    link_durably,
     make_folder,
-    open_partial,
     read_whole,
     remove_partial,
     write_durably,
@@ -88,12 +89,12 @@ def test_what_is_being_written_stays_and_what_nobody_writes_any_more_goes(tmp_pa
 
     write_durably(tmp_path / "x.json", pieces())
     assert (tmp_path / "x.json").read_bytes() == b"abcdef"
-    path, descriptor = open_partial(tmp_path, "y-")
+    partial = PartialFile(tmp_path, "y-")
     remove_partial(tmp_path)
-    assert path.exists()
-    os.close(descriptor)  # as the kernel does when a process dies
+    assert partial.path.exists()
+    os.close(partial.descriptor)  # as the kernel does when a process dies
     remove_partial(tmp_path, "z-")
-    assert path.exists()
+    assert partial.path.exists()
     remove_partial(tmp_path)
     assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
 
@@ -135,10 +136,10 @@ def test_a_file_system_without_locks_takes_files(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(fcntl, "flock", unknown)
     write_durably(tmp_path / "x.json", b"abc")
-    path, descriptor = open_partial(tmp_path)
-    os.close(descriptor)
+    partial = PartialFile(tmp_path)
+    os.close(partial.descriptor)
     remove_partial(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "x.json"])
+    assert sorted(tmp_path.iterdir()) == sorted([partial.path, tmp_path / "x.json"])
 
 
 def test_folders_are_made_down_to_the_last_for_their_owner_alone(tmp_path: Path) -> None:
@@ -206,3 +207,121 @@ def test_what_need_not_survive_a_crash_waits_for_no_disk(
     monkeypatch.delattr(os, "fsync")
     write_durably(tmp_path / "f", b"x", is_durable=False)
     assert (tmp_path / "f").read_bytes() == b"x"
+
+
+def old_target(folder: Path, kind: str) -> Path:
+    path = folder / "x"
+    if kind == "file":
+        path.write_bytes(b"old")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (folder / "real").write_bytes(b"old")
+        path.symlink_to(folder / "real")
+    else:
+        path.symlink_to(folder / "absent")
+    return path
+
+
+def no_links(*_: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling link"])
+def test_a_new_file_replaces_nothing(
+    tmp_path: Path, kind: str, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = old_target(tmp_path, kind)
+    before = {entry.name: (entry.is_symlink(), entry.is_file()) for entry in tmp_path.iterdir()}
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(FileExistsError):
+        write_durably(path, b"new", is_new=True)
+    assert {entry.name: (entry.is_symlink(), entry.is_file()) for entry in tmp_path.iterdir()} == before
+    assert not path.is_file() or path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_new_file_has_its_name_once_it_is_complete(
+    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+
+    def pieces() -> Iterator[bytes]:
+        yield b"abc"
+        assert not (tmp_path / "x").exists()
+        yield b"def"
+
+    write_durably(tmp_path / "x", pieces(), is_new=True)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"abcdef")]
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "x").stat().st_nlink == 1
+
+
+def test_of_two_writers_of_a_new_file_one_is_refused(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"late"
+        write_durably(tmp_path / "x", b"early", is_new=True)
+
+    with pytest.raises(FileExistsError):
+        write_durably(tmp_path / "x", pieces(), is_new=True)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"early")]
+
+
+def test_a_new_file_that_cannot_be_renamed_leaves_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="space"):
+        write_durably(tmp_path / "x", b"abc", is_new=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
+    path = old_target(tmp_path, "link")
+    write_durably(path, b"new")
+    assert (path.is_symlink(), path.read_bytes()) == (False, b"new")
+    assert (tmp_path / "real").read_bytes() == b"old"
+
+
+def test_a_partial_file_is_removed_unless_it_is_published(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    for is_kept in (False, True):
+        partial = PartialFile(tmp_path)
+        partial.write(b"new")
+        if is_kept:
+            partial.publish(tmp_path / "x")
+        partial.close()
+        partial.close()
+        expected = b"new" if is_kept else b"old"
+        assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", expected)]
+        with pytest.raises(OSError, match="closed"):
+            partial.write(b"more")
+
+
+@pytest.mark.parametrize("code", [0, errno.EPERM, errno.EMLINK, errno.EIO])
+def test_a_second_name_takes_the_place_of_what_has_it(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "x"
+    write_durably(source, b"whole")
+    (tmp_path / "y").write_bytes(b"damaged")
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    if code:
+        monkeypatch.setattr(os, "link", fail)
+    if code == errno.EIO:
+        with pytest.raises(OSError, match="error"):
+            link_durably(source, tmp_path / "y")
+    else:
+        assert link_durably(source, tmp_path / "y") == (not code)
+    assert (tmp_path / "y").exists() == (not code)
+    assert source.stat().st_nlink == (1 if code else 2)

@@ -53,8 +53,8 @@ def test_a_pass_is_told_and_its_times_are_phases() -> None:
     witness = Witness()
     call = CallRecord("/a.B/C", "UNARY", "id", Observers((witness,)))
     call.begin()
-    note_pass(plan(tensor(4, 3)), Extraction((), (), None, 0.25, 0.5, depth=0.75))
-    note_pass(plan(tensor(4, 3)), Extraction((), (), None, 0.25, 0.5))
+    note_pass(pass_facts(plan(tensor(4, 3)), Extraction((), (), None, 0.25, 0.5, depth=0.75)))
+    note_pass(pass_facts(plan(tensor(4, 3)), Extraction((), (), None, 0.25, 0.5)))
     assert witness.facts[0] == PassFacts("m", 4, 0.25, 0.5, 0.75, "eager", "exact", False)
     assert (call.pass_count, call.row_count, call.queue_s, call.compute_s) == (2, 8, 0.5, 1.0)
     assert call.phases is not None

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from trocar_server import cgroup_memory
+from trocar_server.engine.generate.kept_caches import KeptCaches
 from trocar_server.telemetry.labels import ModelLabels
 from trocar_server.telemetry.snapshot import ServerState, disk_bytes
 
@@ -30,7 +31,9 @@ class Owner:
 
 
 def state(owner: Owner) -> ServerState:
-    engine: Any = SimpleNamespace(owner=owner, deployments={}, catalogue=SimpleNamespace(entries=list))
+    engine: Any = SimpleNamespace(
+        owner=owner, deployments={}, catalogue=SimpleNamespace(entries=list), caches=KeptCaches()
+    )
     trainers: Any = SimpleNamespace(all=list)
     return ServerState(engine, trainers, Path(), ModelLabels(lambda _: ""))
 

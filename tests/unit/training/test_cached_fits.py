@@ -16,10 +16,10 @@ SGD = {"name": "sgd", "options": {"lr": 0.05, "momentum": 0.9}}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "rules": {
-        "gradient_rules": [
+        "gradient_edits": [
             {"selector": "fc.*", "name": "clamp", "options": {"low": -0.01, "high": 0.01}},
             {"selector": "block/grad_out", "name": "scale", "options": {"factor": 0.5}},
-            {"selector": "fc.bias", "name": "noise", "options": {"std": 0.1}},
+            {"selector": "fc.bias", "name": "noise", "options": {"scale": 0.1}},
         ]
     },
     "frozen tap": {

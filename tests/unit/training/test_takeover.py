@@ -29,9 +29,6 @@ class Trainers:
     async def drop_moved(self) -> None:
         """There is nothing to drop."""
 
-    async def settled(self) -> None:
-        """Nothing is being created."""
-
     async def take_over(self, owner: str, trainer_id: str) -> None:
         self.asked.append((owner, trainer_id))
         if self.failures:
@@ -139,24 +136,3 @@ def test_folders_of_lost_servers_go_also_without_a_trainer(tmp_path: Path) -> No
     server.look(1.0, a=True, starting=True)
     server.look(2.0, a=True, starting=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "starting"]
-
-
-async def test_a_call_for_a_trainer_of_another_server_is_sent_there(tmp_path: Path) -> None:
-    first, second = Server(tmp_path, "a", IDS[0]), Server(tmp_path, "b")
-    await first.takeover.check_elsewhere(IDS[0])
-    await second.takeover.check_elsewhere(IDS[1])  # nobody has it: the usual error follows
-    with pytest.raises(ServiceError, match="at another replica") as error:
-        await second.takeover.check_elsewhere(IDS[0])
-    assert error.value.reason is ErrorReason.UNKNOWN_TRAINER
-
-
-async def test_trainers_of_other_servers_count_and_a_request_is_known_everywhere(tmp_path: Path) -> None:
-    first, second = Server(tmp_path, "a", IDS[0]), Server(tmp_path, "b")
-    store = TrainerStore(first.folders.own, is_shared=True)
-    store.create(IDS[1], "alice", SPEC, "m", "", {"request_id": "r-1"})
-    store.create(IDS[2], "bob", SPEC, "m", "", {"request_id": "r-2"})
-    assert await second.takeover.trainers_elsewhere("alice", "") == 2
-    assert await second.takeover.trainers_elsewhere("alice", "r-2") == 2  # another caller's request
-    assert await first.takeover.trainers_elsewhere("alice", "r-1") == 0
-    with pytest.raises(ServiceError, match="at another replica"):
-        await second.takeover.trainers_elsewhere("alice", "r-1")

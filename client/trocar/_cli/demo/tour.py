@@ -61,11 +61,13 @@ def save_results(
     maps: trocar.FeatureMaps, categories: Sequence[str], images: Sequence[Path], out: Path
 ) -> None:
     """Write the feature maps and the picture of them."""
+    from trocar._base.figures import save_figure  # needs matplotlib
+
     maps.save(out / "features.safetensors")
     rows = probabilities(maps["logits"])
     best = [[(categories[index], float(row[index])) for index in top(row, 5)] for row in rows]
     figure = draw(images, {name: maps[name] for name in DEPTHS}, best)
-    figure.savefig(out / "feature-maps.png", facecolor=figure.get_facecolor())
+    save_figure(figure, out / "feature-maps.png", facecolor=figure.get_facecolor())
 
 
 def probabilities(logits: Array) -> Probabilities:

@@ -1,11 +1,11 @@
-"""The `demo-train` command: a real fine-tuning, from data on this machine to a hosted model."""
+"""`trocar demo train`: a real fine-tuning, from data on this machine to a hosted model."""
 
 import shutil
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 import trocar
+from trocar._base.replacement import write_file
 from trocar._base.tables import size_text
 from trocar._cli.console import show
 from trocar._cli.demo.demo_sources import find_sources
@@ -59,12 +60,7 @@ def load_digits() -> tuple[Digits, Digits]:
     )
 
 
-def demo_train(
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", file_okay=False, help="Folder for the results; created if missing."),
-    ] = Path("demo-output"),
-) -> None:
+def fine_tuning(out: Path) -> None:
     """Fine-tune on handwritten digits, through a real server.
 
     First a new head on EfficientNet-Lite0, pretrained on ImageNet; then all parameters of a resnet18 with
@@ -76,7 +72,7 @@ def demo_train(
     out.mkdir(parents=True, exist_ok=True)
     config = out / "train.toml"
     shutil.rmtree(out / DATA_FOLDER, ignore_errors=True)  # of an earlier run
-    config.write_text(TRAIN_CONFIG)
+    write_file(config, TRAIN_CONFIG)
     convert(sources.checkpoint, out / WEIGHTS_FILE)
     train, test = load_digits()
     typer.echo(f"{len(train.labels)} handwritten digits to train on, {len(test.labels)} to test")
@@ -86,9 +82,11 @@ def demo_train(
 
 
 def _new_head(client: trocar.Client, train: Digits, test: Digits, out: Path) -> None:
+    from trocar._base.figures import save_figure  # needs matplotlib
+
     _step(f"A new head on {MODEL_ID}: client.train(head=10, trainable='_fc'), trainer.fit(epochs=30)")
     trainer = client.train(
-        MODEL_ID, head=10, trainable="_fc", optimizer=trocar.adam(lr=3e-3), seed=0, ttl_s=3600
+        MODEL_ID, head=10, trainable="_fc", optimizer=trocar.training.adam(lr=3e-3), seed=0, ttl_s=3600
     )
     typer.echo(str(trainer.info()))
     started = time.perf_counter()
@@ -101,7 +99,7 @@ def _new_head(client: trocar.Client, train: Digits, test: Digits, out: Path) -> 
     )
     typer.echo(f"30 epochs took {time.perf_counter() - started:.1f} s, {_told_of_cache(history)}")
     trainer.publish("digits", categories=[str(digit) for digit in range(10)])
-    history.plot().savefig(out / "training.png", dpi=110)
+    save_figure(history.plot(), out / "training.png", dpi=110)
     predicted = client.extract("digits", list(test.images), taps="/out")["/out"].argmax(1)
     right = int((predicted == test.labels).sum())
     share = f"{right} of {len(test.labels)} test digits right ({right / len(predicted):.1%})"
@@ -117,9 +115,9 @@ def _whole_model(client: trocar.Client, train: Digits, test: Digits) -> None:
     trainer = client.train(
         "resnet18",
         head=10,
-        optimizer=trocar.adamw(lr=1e-3),
-        gradient_rules=trocar.clamp("**", -0.1, 0.1),
-        saved_tensors=trocar.spool(8 << 20),
+        optimizer=trocar.training.adamw(lr=1e-3),
+        gradient_edits=trocar.training.gradient_edit("**", "clamp", -0.1, 0.1),
+        saved_tensors=trocar.training.save_on_disk(8 << 20),
     )
     history = trainer.fit(
         (train.enlarged(4), train.labels),

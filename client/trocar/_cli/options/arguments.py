@@ -9,6 +9,7 @@ import typer
 from trocar._cli.failures import refuse
 from trocar._cli.options.completion import complete_models, complete_modules
 from trocar._request.taps import STATISTICS, Over, Tap, tap
+from trocar_api.value_words import not_one_of
 
 if TYPE_CHECKING:
     from trocar._request.statistic_options import StatisticName
@@ -35,6 +36,22 @@ Taps = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option("--batch", metavar="NUMBER", min=1, help="Images per call.")]
+OtherModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        autocompletion=complete_models,
+        help="A second model, for the columns. Default: MODEL_ID itself.",
+    ),
+]
+OtherTaps = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SELECTOR",
+        autocompletion=complete_modules,
+        help="Selector for the columns, if not --tap; repeat for more.",
+    ),
+]
 
 
 NUMBERS = tuple(name for name in STATISTICS if name not in ("quantiles", "histogram", "covariance"))
@@ -50,7 +67,7 @@ def parse_statistics(text: str) -> "tuple[StatisticName, ...]":
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in STATISTICS]
     if unknown:
-        refuse(f"--stats: no statistic {unknown[0]!r}; available: {', '.join(NUMBERS)}")
+        refuse(f"--stats: a statistic {not_one_of(unknown[0], NUMBERS)}")
     several = [name for name in names if name not in NUMBERS]
     if several:
         refuse(f"--stats: {several[0]} has more than one number per value; use trocar.tap in Python for it")

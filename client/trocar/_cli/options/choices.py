@@ -46,3 +46,27 @@ class Activations(StrEnum):
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
     NONE = "none"
+
+
+class MetricChoice(StrEnum):
+    """How features are compared in a search."""
+
+    COSINE = "cosine"
+    EUCLIDEAN = "euclidean"
+    DOT = "dot"
+
+
+class DistanceChoice(StrEnum):
+    """How two samples differ in their features."""
+
+    CORRELATION = "correlation"
+    EUCLIDEAN = "euclidean"
+    COSINE = "cosine"
+
+
+class CompareChoice(StrEnum):
+    """How two sets of dissimilarities are compared."""
+
+    SPEARMAN = "spearman"
+    PEARSON = "pearson"
+    COSINE = "cosine"

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,7 +24,7 @@ def connected(command: Callable[Concatenate[trocar.Client, ...], None]) -> Calla
 
         def unload(client: Client, model_id: str) -> None: ...
 
-        app.command()(connected(unload))     # trocar unload MODEL_ID --server ... --timeout ...
+        app.command()(connected(unload))     # trocar admin unload MODEL_ID --server ... --timeout ...
 
     The command has the options of `_connect` in place of the client, which is closed at its end.
     """
@@ -76,8 +77,8 @@ def connection_code() -> str:
 def _given() -> dict[str, Any]:
     """Return the options of the running command that say where to connect, and were given."""
     names = [option.name for option in _options() if option.name not in ("token", "timeout")]
-    found = _chosen.get()
-    return {name: found[name] for name in names if found.get(name)}
+    result = _chosen.get()
+    return {name: result[name] for name in names if result.get(name)}
 
 
 def _options() -> list[inspect.Parameter]:
@@ -129,6 +130,8 @@ def _connect(
 ) -> trocar.Client:
     if (cert is None) != (key is None):
         refuse("--cert and --key belong together")
+    if not (math.isfinite(timeout) and timeout > 0):
+        refuse(f"--timeout is {timeout:g}; give a number of seconds above 0")
     options = trocar.TlsOptions(ca=ca, certificate=cert, key=key) if ca or cert else tls or None
     try:
         return trocar.connect(server, timeout_s=timeout, token=token, tls=options, profile=profile)

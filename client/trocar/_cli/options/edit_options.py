@@ -26,7 +26,7 @@ from trocar._cli.failures import refuse
 from trocar._request.edit_json import edits_from_json
 from trocar._request.edit_operations import OPERATIONS, operation_options
 from trocar._request.edits import Edit
-from trocar._request.stored_edits import check_edits_name
+from trocar._request.stored.stored_edits import check_edits_name
 from trocar._sources.arrays import ARRAY_SUFFIX, open_npy
 from trocar.errors import SourceError
 
@@ -60,17 +60,17 @@ def parse_edits(texts: Sequence[str] | None, option: str = "--edit") -> list[Edi
     Raises:
         typer.BadParameter: One of them matches none of the notations above.
     """
-    found: list[Edit | str] = []
+    edits: list[Edit | str] = []
     for text in texts or ():
         try:
-            found += _parse(text.strip())
+            edits += _parse(text.strip())
         except (TypeError, ValueError, SourceError) as error:
             refuse(f"{option} {text!r}: {error}")
         except OSError as error:
             refuse(f"{option} {text!r}: {error.strerror or error}")
         except RecursionError:
             refuse(f"{option} {text[:80]!r}: nested too deeply")
-    return found
+    return edits
 
 
 def _parse(text: str) -> list[Edit | str]:

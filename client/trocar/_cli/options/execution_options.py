@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from trocar._base.call_options import Numerics
 from trocar._cli.failures import refuse
 from trocar._cli.options.arguments import MAX_INTEGER
-from trocar._request.execution import Numerics
 
 
 class NumericsChoice(StrEnum):
@@ -55,15 +55,15 @@ def parse_flags(texts: Sequence[str] | None) -> dict[str, bool | int | str]:
     Raises:
         typer.BadParameter: A text has no name or no value, or a name is given twice.
     """
-    found: dict[str, bool | int | str] = {}
+    flags: dict[str, bool | int | str] = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
         if not (name and sign):
             refuse(f"--flag: {text!r} is not NAME=VALUE; write for example interpolate_pos_encoding=true")
-        if name in found:
+        if name in flags:
             refuse(f"--flag: {name!r} is given twice")
-        found[name] = _flag_value(value)
-    return found
+        flags[name] = _flag_value(value)
+    return flags
 
 
 def _flag_value(text: str) -> bool | int | str:

@@ -19,7 +19,7 @@ class ManyValues(SectionedCommand):
 
 def spread(arguments: Sequence[str], options: Iterable[str]) -> list[str]:
     """Return `--trainable a b` as `--trainable a --trainable b`; values end where an option begins."""
-    found: list[str] = []
+    result: list[str] = []
     option: str | None = None
     chosen = set(options)
     is_first = False
@@ -28,10 +28,10 @@ def spread(arguments: Sequence[str], options: Iterable[str]) -> list[str]:
             name, equals, _ = argument.partition("=")
             option = name if name in chosen else None
             is_first = option is not None and not equals
-            found.append(argument)
+            result.append(argument)
         elif option is not None and not is_first:
-            found += [option, argument]
+            result += [option, argument]
         else:
-            found.append(argument)
+            result.append(argument)
             is_first = False
-    return found
+    return result

@@ -10,9 +10,8 @@
 | `squares:layer4`                | the sum of the squares of a value                                    |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from trocar._request.objectives import Objective
 from trocar._request.scores import AGGREGATES, LOSSES, log_probability, logit, loss, probability, value
 from trocar._sources.arrays import ARRAY_SUFFIX, open_npy
 from trocar.errors import SourceError
+from trocar_api.class_names import class_number
 
 Of = Annotated[
     str | None,
@@ -87,17 +87,17 @@ def read_objective(
         if kind in _SCORES:
             return _class_score(client, model_id, inputs, kind, rest, adapter)
         if kind == "loss":
-            found = _loss(client, model_id, rest, labels)
+            result = _loss(client, model_id, rest, labels)
         elif kind in AGGREGATES:
-            found = value(rest, reduce=kind)  # type: ignore[arg-type]  # it is one of them
+            result = value(rest, reduce=kind)  # type: ignore[arg-type]  # it is one of them
         elif kind == "squares":
-            found = value(rest, function="square")
+            result = value(rest, function="square")
         else:
             hint = name_hint(kind, (*_SCORES, "loss", *AGGREGATES, "squares"))
             refuse(f"--of: no {kind!r}; {hint}; write for example logit:207")
     except (TypeError, ValueError, SourceError) as error:
         refuse(f"--of {of}: {error}")
-    return Wanted(found, repr(found))
+    return Wanted(result, repr(result))
 
 
 def _class_score(client: Client, model_id: str, inputs: Any, kind: str, rest: str, adapter: str) -> Wanted:
@@ -107,10 +107,10 @@ def _class_score(client: Client, model_id: str, inputs: Any, kind: str, rest: st
         categories = client.model(model_id).categories
     else:
         classes, categories = _classes(client, model_id, rest)
-    found = make(classes[0] if len(classes) == 1 else classes)
+    result = make(classes[0] if len(classes) == 1 else classes)
     names = [categories[number] for number in classes[:_MOST_NAMES] if number < len(categories)]
     more = ", ..." if len(classes) > _MOST_NAMES else ""
-    return Wanted(found, f"{found!r} ({', '.join(names)}{more})" if names else repr(found))
+    return Wanted(result, f"{result!r} ({', '.join(names)}{more})" if names else repr(result))
 
 
 def _predicted(client: Client, model_id: str, inputs: Any, adapter: str) -> list[int]:
@@ -132,24 +132,9 @@ def _classes(client: Client, model_id: str, text: str) -> tuple[list[int], tuple
     categories = client.model(model_id).categories
     if not categories:
         raise ValueError(f"the classes of {model_id} have no names on the server; give their numbers")
-    if _same(text, categories):  # with a comma in it
-        return [_class(text, categories)], categories
-    return [int(part) if part.isdecimal() else _class(part, categories) for part in parts], categories
-
-
-def _class(name: str, categories: Sequence[str]) -> int:
-    found = _same(name, categories)
-    if not found:
-        near = get_close_matches(name.lower(), [category.lower() for category in categories])
-        raise ValueError(f"no class {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-    if len(found) > 1:
-        numbers = " and ".join(map(str, found))
-        raise ValueError(f"the classes {numbers} are called {name!r}; give the number")
-    return found[0]
-
-
-def _same(name: str, categories: Sequence[str]) -> list[int]:
-    return [number for number, category in enumerate(categories) if category.lower() == name.lower()]
+    if text.lower() in map(str.lower, categories):  # with a comma in it
+        return [class_number(text, categories)], categories
+    return [int(part) if part.isdecimal() else class_number(part, categories) for part in parts], categories
 
 
 def _loss(client: Client, model_id: str, name: str, labels: str | None) -> Objective:

@@ -68,10 +68,10 @@ def read_edit_sources(
 
 
 def _by_name(option: str, what: str, entries: Sequence[str] | None) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for entry in entries or ():
         name, _, given = entry.partition("=")
         if not name.strip() or not given.strip():
             refuse(f"{option}: {entry!r} is not NAME={what}")
-        found.setdefault(name.strip(), []).append(given)
-    return found
+        result.setdefault(name.strip(), []).append(given)
+    return result

@@ -6,12 +6,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
 import trocar
-from trocar import Client, FeatureMaps, Model, ModelNotLoadedError
+from trocar import Client, FeatureMaps, Model
+from trocar._base.call_options import CallOptions, Numerics
 from trocar._bench.case import Case, Result, Settings
 from trocar._bench.load import processor_count
 from trocar._bench.local_passes import Local, LocalJob
@@ -19,6 +20,7 @@ from trocar._bench.run import run_case
 from trocar._bench.served import Served
 from trocar._bench.text import case_text
 from trocar._cli.failures import refuse
+from trocar.errors import ModelNotLoadedError
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,13 @@ def _loaded(client: Client, model_id: str) -> Model:
     model = client.model(model_id)
     if not model.is_loaded:
         raise ModelNotLoadedError(
-            f"model '{model_id}' is {model.state}; load it first: trocar load {model_id}"
+            f"model '{model_id}' is {model.state}; load it first: trocar admin load {model_id}"
         )
     return model
 
 
 def _target(client: Client, model: Model, case: Case, inputs: Inputs) -> Served:
-    options = {"numerics": case.numerics, "merge": inputs.merge, "cache": inputs.cache}
+    how = CallOptions(cast("Numerics | None", case.numerics), inputs.merge, inputs.cache)
     return Served(
         client._connection.options,
         case.model_id,
@@ -113,7 +115,7 @@ def _target(client: Client, model: Model, case: Case, inputs: Inputs) -> Served:
         case.batch,
         inputs.shape or model.input_shape,
         inputs.images,
-        tuple(options.items()),
+        (("options", how),),
         inputs.seed,
     )
 

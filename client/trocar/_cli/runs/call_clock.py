@@ -34,7 +34,7 @@ class CallClock:
         }
 
     def __str__(self) -> str:
-        found = self.report()
-        parts = ", ".join(f"{name} {found[name + '_s']:.3f} s" for name in ("queue", "compute", "transfer"))
+        result = self.report()
+        parts = ", ".join(f"{name} {result[name + '_s']:.3f} s" for name in ("queue", "compute", "transfer"))
         batches = "1 batch" if self._batch_count == 1 else f"{self._batch_count} batches"
-        return f"{batches} in {found['total_s']:.3f} s: {parts}"
+        return f"{batches} in {result['total_s']:.3f} s: {parts}"

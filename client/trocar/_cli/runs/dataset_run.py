@@ -83,10 +83,10 @@ def expanded(sources: list[str]) -> list[str]:
     Raises:
         typer.BadParameter: A path does not exist, or is a URL.
     """
-    found: list[str] = []
+    result: list[str] = []
     for source in sources:
-        found += [source] if source.startswith(("torch:", "hf:")) else map(str, expand(source))
-    return found
+        result += [source] if source.startswith(("torch:", "hf:")) else map(str, expand(source))
+    return result
 
 
 @contextmanager

@@ -5,7 +5,6 @@ first and each batch to its offset.
 """
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from trocar._base.replacement import replacement
+from trocar._base.replacement import open_replacement
 from trocar._base.tensors import Array, flat_bytes
 from trocar._cli.failures import fail
 from trocar._export.writers.safetensors_writer import header
@@ -49,16 +48,14 @@ class FeatureFile:
         self._columns: dict[str, _Column] = {}
 
     def __enter__(self) -> Self:
-        with ExitStack() as files:
-            partial = files.enter_context(replacement(self._path))
-            self._file = files.enter_context(partial.open("wb"))
-            self._files = files.pop_all()
+        self._context = open_replacement(self._path)
+        self._file = self._context.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._files.__exit__(kind, error, traceback)  # the file is closed before it gets its name
+        self._context.__exit__(kind, error, traceback)  # the file is closed before it gets its name
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

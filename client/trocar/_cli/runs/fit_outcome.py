@@ -7,13 +7,13 @@ from typing import Any
 
 import typer
 
-from trocar import Trainer
 from trocar._cli.console import show_json
 from trocar._cli.failures import FAILED
 from trocar._cli.options.connection_options import connection_code, connection_words
 from trocar._cli.runs.fit_run import Results
 from trocar._result.history import History
 from trocar._wire.stored_datasets import StoredDataset
+from trocar.training import Trainer
 
 _LONGEST_ID = 63
 

@@ -1,6 +1,5 @@
 """Run of a fit on the command line: display and saved results."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from trocar import Client, Trainer
+from trocar import Client
 from trocar._base.tables import size_text
 from trocar._cli.console import number_text
 from trocar._cli.failures import refuse
@@ -17,10 +16,11 @@ from trocar._cli.runs.uploading import bars
 from trocar._result.fit_progress import summary
 from trocar._result.history import FitEvent, History, failure
 from trocar.errors import TrocarError
+from trocar.training import Trainer
+from trocar_api.stored_names import is_stored_name
 
 STOPPED = 130
 """What a shell returns for a command that Ctrl-C ended."""
-_MODEL_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Results:
                 refuse(f"{option}: no folder {str(path.parent)!r}")
         if self.publish is None:
             return
-        if not _MODEL_ID.fullmatch(self.publish):
+        if not is_stored_name(self.publish):
             refuse(
                 f"--publish: {self.publish!r} is not a valid id; use 1 to 63 lower-case letters, digits "
                 "and ._-"

@@ -9,7 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trocar import Client, ExtractStream, FeatureMaps, ModelNotLoadedError, Tap
+from trocar import Client, ExtractStream, FeatureMaps, Tap
+from trocar._base.call_options import CallOptions, Numerics
 from trocar._cli.failures import refuse
 from trocar._cli.options.samples import InputSample, read_samples
 from trocar._cli.runs.statistics_view import StatisticsTable
@@ -18,11 +19,11 @@ from trocar._export.prefetch import BATCHES_AHEAD, ReadAhead
 from trocar._export.results import Outcome, outcomes
 from trocar._export.sample_batches import cut
 from trocar._request.edits import Edit
-from trocar._request.execution import Numerics
 from trocar._request.inputs import NO_FLAGS
 from trocar._sources import sample as datasets
 from trocar._sources.arrays import ARRAY_SUFFIX
 from trocar._sources.files import read_file
+from trocar.errors import ModelNotLoadedError
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _listed(client: Client, model_id: str, paths: Sequence[Path]) -> list[InputS
     model = client.model(model_id)
     if not model.is_loaded:
         raise ModelNotLoadedError(
-            f"model '{model_id}' is {model.state}; load it first: trocar load {model_id}"
+            f"model '{model_id}' is {model.state}; load it first: trocar admin load {model_id}"
         )
     return read_samples(paths, len(model.input_shape))
 
@@ -97,18 +98,18 @@ def run_passes(  # noqa: PLR0913 - the options of a pass
         task = progress.add_task(model_id, total=len(samples))
         batches = cut(loaded, batch_size)
         at_end = _finishing(statistics)
-        found = outcomes(
+        result = outcomes(
             client,
             model_id,
             batches,
             taps,
             edits=edits,
-            numerics=numerics,
+            how=CallOptions(numerics=numerics),
             adapter=adapter,
             flags=flags,
             at_end=at_end,
         )
-        for outcome in found:
+        for outcome in result:
             batch, maps = outcome.batch, _maps(outcome)
             statistics.add(maps)
             yield Pass([samples[sample.index] for sample in batch.samples], maps)

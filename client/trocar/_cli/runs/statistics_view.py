@@ -30,7 +30,7 @@ class StatisticsTable:
         self._values: dict[str, dict[str, Number]] = {}
 
     def add(self, maps: FeatureMaps) -> None:
-        """Add the statistics of one batch; those of a known feature map are appended, but for parameters."""
+        """Add the statistics of one batch; a known feature map's are appended, but for parameters."""
         for name, statistics in maps.stats.items():
             if maps.info[name].port.startswith("param("):
                 self.parameters.add(name)  # it has no samples, and is the same in every pass
@@ -45,8 +45,8 @@ class StatisticsTable:
 
     def finish(self, statistics: Mapping[str, Statistics], info: Mapping[str, FeatureMapInfo]) -> None:
         """Add the statistics of an entire stream."""
-        for name, found in statistics.items():
-            self._values[name] = self._numbers(found)
+        for name, result in statistics.items():
+            self._values[name] = self._numbers(result)
             self.shapes[name] = info[name].shape
 
     def values(self) -> dict[str, dict[str, Number]]:
@@ -54,8 +54,8 @@ class StatisticsTable:
         return self._values
 
     def _numbers(self, statistics: Statistics) -> dict[str, Number]:
-        found = statistics.as_dict()
-        return {name: _plain(found[name], is_whole=name.endswith("count")) for name in self.names}
+        result = statistics.as_dict()
+        return {name: _plain(result[name], is_whole=name.endswith("count")) for name in self.names}
 
 
 def show_statistics(statistics: StatisticsTable, row_names: Sequence[str] = ()) -> None:

@@ -1,36 +1,38 @@
 """Shards as folders of `.npy` files, one for each feature map, and `keys.json`."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trocar._base.tensors import Array, flat_bytes
+from trocar._base.replacement import folder_replacement, write_file
+from trocar._base.tensors import Array
 from trocar._export.ragged import SHAPES
 from trocar._export.schema import Schema
-from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces, read_rows
+from trocar._export.writers.shard_writer import ShardContent, ShardFormat, read_rows, row_bytes
 
 _KEYS = "keys.json"
 
 
 def _write(path: Path, shard: ShardContent) -> None:
-    path.mkdir()
-    for stem, array in shard.stored(stems=True).items():
-        _write_array(path / f"{stem}.npy", array)
-    (path / _KEYS).write_text(json.dumps(list(shard.keys)), encoding="utf-8")
+    with folder_replacement(path) as partial_path:
+        for stem, array in shard.stored(stems=True).items():
+            write_file(partial_path / f"{stem}.npy", chain([_header(array)], row_bytes(array)))
+        write_file(partial_path / _KEYS, json.dumps(list(shard.keys)))
 
 
-def _write_array(path: Path, array: Array) -> None:
+def _header(array: Array) -> bytes:
     descr = np.lib.format.dtype_to_descr(array.dtype)
-    with path.open("xb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": descr, "fortran_order": False, "shape": array.shape}
-        )
-        for piece in pieces(array):
-            file.write(flat_bytes(np.ascontiguousarray(piece)).data)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": descr, "fortran_order": False, "shape": array.shape}
+    )
+    return header.getvalue()
 
 
 def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Any], Sequence[str]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trocar._base.replacement import replacement
 from trocar._base.tensors import Array
 from trocar._export.ragged import RaggedRows
 from trocar._export.schema import Column, Schema
@@ -34,7 +35,10 @@ def _write(path: Path, shard: ShardContent) -> None:
     )
     row_bytes = max(1, sum(_bytes(column, shard) for column in shard.schema.columns))
     step = max(1, _GROUP_BYTES // row_bytes)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with (
+        replacement(path, is_durable=True) as partial,
+        pq.ParquetWriter(partial, schema, compression="zstd") as writer,
+    ):
         for start in range(0, len(shard.keys), step):
             stop = min(start + step, len(shard.keys))
             columns = [pa.array(shard.keys[start:stop], pa.string())]

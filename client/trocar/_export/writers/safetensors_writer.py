@@ -9,15 +9,17 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from trocar._base.tensors import Array, flat_bytes
+from trocar._base.replacement import write_file
+from trocar._base.tensors import Array
 from trocar._export.ragged import SHAPES
 from trocar._export.schema import Schema
-from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces, read_rows
+from trocar._export.writers.shard_writer import ShardContent, ShardFormat, read_rows, row_bytes
 from trocar.errors import OutputError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -67,15 +69,8 @@ def _write(path: Path, shard: ShardContent) -> None:
     arrays = shard.stored()
     tensors = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     before, starts = header(tensors, shard.metadata)
-    with path.open("xb") as file:
-        file.write(before)
-        for name in sorted(starts, key=lambda name: starts[name]):
-            _write_rows(file, arrays[name])
-
-
-def _write_rows(file: BinaryIO, rows: Array) -> None:
-    for piece in pieces(rows):
-        file.write(flat_bytes(np.ascontiguousarray(piece)).data)
+    ordered = sorted(starts, key=lambda name: starts[name])
+    write_file(path, chain([before], *(row_bytes(arrays[name]) for name in ordered)), is_durable=True)
 
 
 def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Array], Sequence[str]]:

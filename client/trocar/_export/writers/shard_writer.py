@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trocar._base.tensors import Array
+from trocar._base.tensors import Array, flat_bytes
 from trocar._export.ragged import SHAPES, RaggedRows
 from trocar._export.schema import Column, Schema
 
@@ -31,14 +31,14 @@ class ShardContent:
 
         Rows that differ in size are two arrays: their values, and their shapes under the name with "#shapes".
         """
-        found: dict[str, Array] = {}
+        result: dict[str, Array] = {}
         for column in self.schema.columns:
             name, rows = column.stem if stems else column.name, self.arrays[column.name]
             if isinstance(rows, RaggedRows):
-                found[name], found[name + SHAPES] = rows.stored(column.row_shape), rows.shapes
+                result[name], result[name + SHAPES] = rows.stored(column.row_shape), rows.shapes
             else:
-                found[name] = rows
-        return found
+                result[name] = rows
+        return result
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ class ShardFormat:
     suffix: str
     """Of a shard's name; empty for a folder."""
     write: Callable[[Path, ShardContent], None]
-    """Writes a file or folder that is not there yet."""
+    """Writes the complete file or folder, durably, in place of an older one."""
     read: Callable[[Path, Schema], "tuple[Mapping[str, Any], Sequence[str]]"]
     """Returns what can be sliced by rows, by column, and the keys."""
     check: Callable[[Schema], None]
@@ -86,3 +86,9 @@ def pieces(array: Array, *, piece_bytes: int = PIECE_BYTES) -> Iterator[Array]:
     step = max(1, piece_bytes // row_bytes)
     for start in range(0, len(array), step):
         yield array[start : start + step]
+
+
+def row_bytes(array: Array) -> Iterator[memoryview]:
+    """Yield the bytes of an array in C order, piece by piece."""
+    for piece in pieces(array):
+        yield flat_bytes(np.ascontiguousarray(piece)).data

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trocar._base.replacement import folder_replacement
 from trocar._export.ragged import SHAPES
 from trocar._export.schema import Column, Schema
 from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces, read_rows
@@ -20,7 +21,12 @@ from trocar.errors import MissingExtraError
 def _write(path: Path, shard: ShardContent) -> None:
     import zarr
 
-    group = zarr.open_group(path, mode="w-", zarr_format=3, attributes=dict(shard.metadata))
+    with folder_replacement(path) as partial_path:
+        group = zarr.open_group(partial_path, mode="w-", zarr_format=3, attributes=dict(shard.metadata))
+        _write_arrays(group, shard)
+
+
+def _write_arrays(group: Any, shard: ShardContent) -> None:
     names = {column.stem: column.name for column in shard.schema.columns}
     for stem, array in shard.stored(stems=True).items():
         chunk = next((piece.shape for piece in pieces(array)), array.shape)

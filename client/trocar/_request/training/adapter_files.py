@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from trocar._base.delegation import explained
 from trocar._request.training.trainer_parts import Lora
 from trocar_api.v1 import trainer_pb2 as pb
 
@@ -28,10 +29,11 @@ _INSIDE = re.compile(r"\.base_layer(?=\.|$)")
 _RANK_ENDS = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
 
 
+@explained
 def lora_from(folder: str | os.PathLike[str], *, name: str = "") -> Lora:
     """Return a LoRA adapter that PEFT saved, for `Client.train`, with its weights.
 
-        trainer = client.train("gpt2", adapter=trocar.lora_from("my-adapter"), losses="causal_lm")
+        trainer = client.train("gpt2", lora=trocar.training.lora_from("my-adapter"), losses="causal_lm")
 
     Args:
         folder: The folder with `adapter_config.json` and `adapter_model.safetensors`.
@@ -89,7 +91,7 @@ def _ranks(path: Path, config: dict[str, Any]) -> dict[str, int]:
     with safe_open(path, "numpy") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
     matched = {_RANK_ENDS.fullmatch(name): shape[0] for name, shape in shapes.items()}
-    layers = {_INSIDE.sub("", found[1]): rank for found, rank in matched.items() if found is not None}
+    layers = {_INSIDE.sub("", result[1]): rank for result, rank in matched.items() if result is not None}
     return {
         **{f"^{layer}": rank for layer, rank in layers.items() if not f".{layer}".endswith(owners)},
         **{name: _by_pattern(config.get("rank_pattern") or {}, name, config["r"]) for name in parameters},

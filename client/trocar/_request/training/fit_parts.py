@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
+from trocar._base.delegation import explained
 from trocar._request.training.trainer_options import (
     flag,
     made_by,
@@ -28,6 +29,7 @@ class Augmentation:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+@explained
 def augmentation(name: str, **options: object) -> Augmentation:
     """Return a change to training inputs: `augmentation("RandomCrop", size=32, padding=4)`.
 
@@ -46,6 +48,7 @@ class Metric:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+@explained
 def metric(name: str, **options: object) -> Metric:
     """Return a metric of evaluations, in addition to the loss.
 
@@ -66,6 +69,7 @@ class EarlyStop:
     is_higher_better: bool
 
 
+@explained
 def early_stop(
     metric: str = "loss", *, patience: int = 3, min_delta: float = 0.0, higher_is_better: bool | None = None
 ) -> EarlyStop:
@@ -113,9 +117,14 @@ def fit_spec(options: FitOptions) -> pb.FitSpec:
     chosen = [Metric(e) if isinstance(e, str) else e for e in several(options.metrics, "metrics")]
     changes = [Augmentation(e) if isinstance(e, str) else e for e in several(options.augment, "augment")]
     for entry in chosen:
-        made_by("metrics", entry, Metric, "give names, or trocar.metric('f1', average='macro')")
+        made_by("metrics", entry, Metric, "give names, or trocar.training.metric('f1', average='macro')")
     for change in changes:
-        made_by("augment", change, Augmentation, "give names, or trocar.augmentation('RandomCrop', size=32)")
+        made_by(
+            "augment",
+            change,
+            Augmentation,
+            "give names, or trocar.training.augmentation('RandomCrop', size=32)",
+        )
     cache_mode = "auto" if flag("feature_cache", options.feature_cache) else "off"
     eval_split = number("eval_split", options.eval_split)
     if eval_split and options.eval is not None:
@@ -136,7 +145,9 @@ def fit_spec(options: FitOptions) -> pb.FitSpec:
     )
     stop = options.early_stop
     if stop is not None:
-        made_by("early_stop", stop, EarlyStop, "create it with trocar.early_stop('loss', patience=3)")
+        made_by(
+            "early_stop", stop, EarlyStop, "create it with trocar.training.early_stop('loss', patience=3)"
+        )
         message.early_stop.CopyFrom(
             pb.EarlyStopSpec(
                 metric=text("metric", stop.metric),

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from trocar._base.delegation import explained
+from trocar._request.inputs import ArrayLike
+from trocar._request.operands import Numbers, class_factors, is_number
 from trocar._request.training.trainer_options import (
     Selectors,
     made_by,
@@ -24,6 +27,7 @@ LossName: TypeAlias = Literal[
     "l1_norm",
     "l2_norm",
     "causal_lm",
+    "policy_gradient",
     "token_cross_entropy",
     "contrastive",
     "contrastive_logits",
@@ -39,6 +43,7 @@ class Teacher:
     selector: str = ""
 
 
+@explained
 def teacher(model_id: str, selector: str = "") -> Teacher:
     """Return a teacher, which a loss term uses instead of a target.
 
@@ -76,10 +81,12 @@ class LossTerm:
         return message
 
 
+@explained
 def loss_term(
     name: LossName,
     *,
     weight: float = 1.0,
+    class_weights: Numbers | ArrayLike | None = None,
     at: str = "",
     target: str = "",
     teacher: Teacher | str | None = None,
@@ -87,28 +94,50 @@ def loss_term(
 ) -> LossTerm:
     """Return one term of a trainer's loss.
 
-        losses=[trocar.loss_term("cross_entropy", label_smoothing=0.1),
-                trocar.loss_term("kl_div", teacher="resnet50", temperature=4.0, weight=0.5)]
+        losses=[trocar.training.loss_term("cross_entropy", label_smoothing=0.1),
+                trocar.training.loss_term("kl_div", teacher="resnet50", temperature=4.0, weight=0.5)]
 
     Args:
         name: "cross_entropy", "bce_with_logits", "mse", "l1", "huber", "kl_div", or without a target
             "l1_norm" (mean absolute value) and "l2_norm" (mean square). For texts: "causal_lm" (token ids as
             targets, shifted by the server) and "token_cross_entropy" (a label per token), -100 for tokens to
-            ignore; "contrastive" (vectors: the first half of the batch and the second are pairs; a fit
-            needs `shuffle=False`) and "contrastive_logits" (scores (n, n), as in CLIP), without a target.
+            ignore; "policy_gradient" (the targets of a step are a dict: token ids as for "causal_lm", -100
+            for those that were not drawn; `advantages`, one for each token or sample; and `logprobs` of the
+            tokens, if the weights have changed since); "contrastive" (vectors: the first half of the batch
+            and the second are pairs; a fit needs `shuffle=False`) and "contrastive_logits" (scores (n, n), as
+            in CLIP), without a target.
         weight: Factor in the sum.
+        class_weights: A factor for each class, torch's `weight`, for "cross_entropy", "token_cross_entropy"
+            and "bce_with_logits".
         at: The value that the loss uses, for example "layer4"; the model's output when empty.
         target: The name of the target, if a batch has several.
         teacher: Another model, or `teacher(...)`, to compare with instead of a target.
-        **options: torch's own: label_smoothing, weight (of the classes), ignore_index, delta, ...; with
-            "kl_div" and a teacher, temperature. With "token_cross_entropy" and labels of words or spans,
-            label_all_tokens (a word's other tokens have its class) and b_to_i (the class of I- for each
-            class).
+        **options: torch's own: label_smoothing, ignore_index, pos_weight, delta, ...; with
+            "kl_div" and a teacher, temperature; with "policy_gradient" and logprobs, clip, as in PPO. With
+            "token_cross_entropy" and labels of words or spans, label_all_tokens (a word's other tokens have
+            its class) and b_to_i (the class of I- for each class).
+
+    Raises:
+        TypeError: `weight` is not a number, `class_weights` not one for each class, or the teacher neither of
+            both.
+        ValueError: Class weights are negative, NaN or infinite.
     """
-    found = Teacher(teacher) if isinstance(teacher, str) else teacher
-    if found is not None:
-        made_by("teacher", found, Teacher, "give the id of a model, or trocar.teacher('resnet50', 'layer4')")
-    return LossTerm(name, weight, at, target, found, options)
+    if not is_number(weight):
+        raise TypeError(
+            f"weight is a {type(weight).__name__}; it is the factor of the term, one number: weights of the "
+            "classes are class_weights=[...]"
+        )
+    if class_weights is not None:
+        options = {"class_weights": class_factors(class_weights), **options}
+    result = Teacher(teacher) if isinstance(teacher, str) else teacher
+    if result is not None:
+        made_by(
+            "teacher",
+            result,
+            Teacher,
+            "give the id of a model, or trocar.training.teacher('resnet50', 'layer4')",
+        )
+    return LossTerm(name, weight, at, target, result, options)
 
 
 @dataclass(frozen=True)
@@ -126,6 +155,7 @@ class Regularizer:
         )
 
 
+@explained
 def regularizer(parameters: Selectors, weight: float, *, norm: Literal["l1", "l2"] = "l2") -> Regularizer:
     """Return a penalty on weights: weight times the sum of their squares ("l2") or absolute values ("l1").
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trocar._base.delegation import explained
 from trocar._request.training.trainer_options import (
     Selectors,
     flag,
@@ -25,6 +26,7 @@ class ParameterGroup:
     options: Mapping[str, object]
 
 
+@explained
 def parameter_group(parameters: Selectors, **options: object) -> ParameterGroup:
     """Return parameters with separate options, such as another rate: `parameter_group("fc", lr=0.1)`."""
     return ParameterGroup(tuple(selectors(parameters, "parameters")), options)
@@ -57,10 +59,16 @@ def _optimizer(
     name: str, lr: float, groups: Sequence[ParameterGroup], in_backward: bool, options: Mapping[str, object]
 ) -> Optimizer:
     for group in groups:
-        made_by("groups", group, ParameterGroup, "create groups with trocar.parameter_group('fc', lr=0.1)")
+        made_by(
+            "groups",
+            group,
+            ParameterGroup,
+            "create groups with trocar.training.parameter_group('fc', lr=0.1)",
+        )
     return Optimizer(name, {"lr": lr, **options}, tuple(groups), in_backward)
 
 
+@explained
 def sgd(
     lr: float = 0.01, *, groups: Sequence[ParameterGroup] = (), in_backward: bool = False, **options: object
 ) -> Optimizer:
@@ -75,6 +83,7 @@ def sgd(
     return _optimizer("sgd", lr, groups, in_backward, options)
 
 
+@explained
 def adam(
     lr: float = 1e-3, *, groups: Sequence[ParameterGroup] = (), in_backward: bool = False, **options: object
 ) -> Optimizer:
@@ -82,6 +91,7 @@ def adam(
     return _optimizer("adam", lr, groups, in_backward, options)
 
 
+@explained
 def adamw(
     lr: float = 1e-3, *, groups: Sequence[ParameterGroup] = (), in_backward: bool = False, **options: object
 ) -> Optimizer:
@@ -89,6 +99,7 @@ def adamw(
     return _optimizer("adamw", lr, groups, in_backward, options)
 
 
+@explained
 def rmsprop(
     lr: float = 0.01, *, groups: Sequence[ParameterGroup] = (), in_backward: bool = False, **options: object
 ) -> Optimizer:
@@ -96,6 +107,7 @@ def rmsprop(
     return _optimizer("rmsprop", lr, groups, in_backward, options)
 
 
+@explained
 def adagrad(
     lr: float = 0.01, *, groups: Sequence[ParameterGroup] = (), in_backward: bool = False, **options: object
 ) -> Optimizer:
@@ -103,6 +115,7 @@ def adagrad(
     return _optimizer("adagrad", lr, groups, in_backward, options)
 
 
+@explained
 def lbfgs(lr: float = 1.0, **options: object) -> Optimizer:
     """Return `torch.optim.LBFGS`, which runs the batch of a step several times.
 
@@ -134,6 +147,7 @@ class Schedule:
         )
 
 
+@explained
 def schedule(
     name: Literal["constant", "step", "cosine", "one_cycle", "plateau"],
     *,

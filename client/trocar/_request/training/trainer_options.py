@@ -20,9 +20,9 @@ def selectors(chosen: Selectors, field: str = "selectors") -> list[str]:
     Raises:
         TypeError: It is no text and no list of texts.
     """
-    found: Any = [chosen] if isinstance(chosen, str) else chosen
-    if isinstance(found, Sequence) and all(isinstance(entry, str) for entry in found):
-        return [*found]
+    result: Any = [chosen] if isinstance(chosen, str) else chosen
+    if isinstance(result, Sequence) and all(isinstance(entry, str) for entry in result):
+        return [*result]
     raise TypeError(
         f"{field} is {shown(chosen)}; give one selector or a list of them, such as ['layer4', 'fc']"
     )
@@ -97,14 +97,14 @@ def whole(field: str, value: Any, bits: int = 64) -> int:
         ValueError: It does not fit into its field.
     """
     try:
-        found = index(value) if not isinstance(value, bool) else None
+        result = index(value) if not isinstance(value, bool) else None
     except TypeError:
-        found = None
-    if found is None:
+        result = None
+    if result is None:
         raise TypeError(f"{field} is {shown(value)}; give a whole number")
-    if not -(1 << bits - 1) <= found < 1 << bits - 1:
-        raise ValueError(f"{field} is {found}, which is out of range")
-    return found
+    if not -(1 << bits - 1) <= result < 1 << bits - 1:
+        raise ValueError(f"{field} is {result}, which is out of range")
+    return result
 
 
 def number(field: str, value: Any) -> float:
@@ -116,10 +116,10 @@ def number(field: str, value: Any) -> float:
     """
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
         raise TypeError(f"{field} is {shown(value)}; give a number")
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{field} is {found}; give a finite number")
-    return found
+    result = float(value)
+    if not math.isfinite(result):
+        raise ValueError(f"{field} is {result}; give a finite number")
+    return result
 
 
 def optional_number(field: str, value: Any) -> float | None:

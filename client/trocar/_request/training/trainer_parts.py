@@ -1,10 +1,12 @@
-"""Parts of a trainer: heads, adapters, gradient rules, saved tensors. The server checks them all at once."""
+"""Parts of a trainer: heads, adapters, gradient edits, saved tensors. The server checks them all at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trocar._base.delegation import explained
+from trocar._request.edit_operations import operation_options
 from trocar._request.training.trainer_options import (
     Selectors,
     flag,
@@ -16,6 +18,7 @@ from trocar._request.training.trainer_options import (
 )
 from trocar_api.byte_sizes import byte_count
 from trocar_api.v1 import trainer_pb2 as pb
+from trocar_api.value_words import not_one_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Head:
         )
 
 
+@explained
 def head(
     classes: int,
     *,
@@ -55,8 +59,8 @@ def head(
 ) -> Head:
     """Return a new classifier for `Client.train`.
 
-        client.train("resnet18", head=trocar.head(10, hidden=[256], dropout=0.1))
-        client.train("minilm", head=trocar.head(3, of="sentence"))
+        client.train("resnet18", head=trocar.training.head(10, hidden=[256], dropout=0.1))
+        client.train("minilm", head=trocar.training.head(3, of="sentence"))
 
     Args:
         classes: Its outputs.
@@ -98,6 +102,9 @@ class Lora:
             )
             for pattern, rank in self.ranks
         ]
+        wrong = [entry.rank for entry in entries if entry.rank < 1]
+        if wrong:
+            raise ValueError(f"a rank is {wrong[0]}; it is at least 1")
         alpha = None if isinstance(self.alpha, Mapping) else number("alpha", self.alpha)
         return pb.LoraSpec(
             ranks=entries,
@@ -108,6 +115,7 @@ class Lora:
         )
 
 
+@explained
 def lora(
     ranks: Mapping[str, int] | int = 8,
     *,
@@ -118,7 +126,7 @@ def lora(
 ) -> Lora:
     """Return a LoRA adapter for `Client.train`, which PEFT creates on the server.
 
-        adapter = trocar.lora({"*.q_proj": 16, "*.mlp.*": 8}, alpha=32)
+        adapter = trocar.training.lora({"*.q_proj": 16, "*.mlp.*": 8}, alpha=32)
         client.train("gpt2", adapter=adapter, losses="causal_lm")
 
     Args:
@@ -132,23 +140,25 @@ def lora(
         name: Its name in your calls, `client.extract(..., adapter="style")`: letters, digits and `._-`, at
             most 64 characters, unique for each model.
     """
+    if not isinstance(ranks, int | Mapping):
+        raise TypeError(f"ranks is {ranks!r:.60}; give a whole number, or a rank by pattern")
     chosen = {"*": ranks} if isinstance(ranks, int) else ranks
     return Lora(tuple(chosen.items()), alpha, dropout, use_rslora, name=name)
 
 
 @dataclass(frozen=True)
-class GradientRule:
-    """A declared change to gradients; made by `clamp` or `gradient_rule`."""
+class GradientEdit:
+    """A declared change to gradients; made by `gradient_edit`."""
 
     selector: str | Sequence[str]
     name: str
     options: Mapping[str, object]
     when: Literal["batch", "accumulated"] = "batch"
 
-    def to_wire(self) -> pb.GradientRuleSpec:
+    def to_wire(self) -> pb.GradientEditSpec:
         """Return the message."""
         first, *more = selectors(self.selector, "selector") or ("",)
-        return pb.GradientRuleSpec(
+        return pb.GradientEditSpec(
             selector=first,
             name=text("name", self.name),
             options=options_to_wire(self.options),
@@ -157,51 +167,61 @@ class GradientRule:
         )
 
 
-def gradient_rule(
+@explained
+def gradient_edit(
     selector: str | Sequence[str],
-    name: str,
-    *,
+    operation: str,
+    /,
+    *values: float | None,
     when: Literal["batch", "accumulated"] = "batch",
     **options: object,
-) -> GradientRule:
-    """Return a change to gradients.
+) -> GradientEdit:
+    """Return a change to gradients, with the operations of `trocar.edit`.
 
-        gradient_rule("layer4", "norm_limit", limit=1.0)                          # of each tensor
-        gradient_rule(["layer4", "fc"], "clip_norm_of_all", limit=1.0)            # of all together
-        gradient_rule("**", "zero_if", nonfinite=True, mode="any")                # drop a broken batch
-        gradient_rule("fc.*", "clamp", low=-1, high=1, when="accumulated")        # of the sum
+        gradient_edit("fc.*", "clamp", -0.1, 0.1)
+        gradient_edit("layer4", "normalise", max_norm=1.0)                        # of each tensor
+        gradient_edit(["layer4", "fc"], "clip_norm_of_all", max_norm=1.0)         # of all together
+        gradient_edit("**", "zero_if", nonfinite=True, mode="any")                # drop a broken batch
+        gradient_edit("fc.*", "clamp", low=-1, high=1, when="accumulated")        # of the sum
 
     Args:
         selector: Parameters ("fc.*", "layer4", "fc.bias") or the gradient at a value ("layer4/grad_out"); a
             list of these for several.
-        name: "clamp" (low, high), "scale" (factor), "zero", "noise" (std), "nan_to_num" (nan, posinf, neginf)
-            or "norm_limit" (limit: the maximum Euclidean norm of each tensor). Over the set of all selected
-            parameters: "clip_norm_of_all" (limit: the maximum norm of all together) and "zero_if": zeros for
-            all if a condition holds, a norm `above` or `below` a number or a `nonfinite` element; with
-            mode="all" for all together, with mode="any" for one of them.
+        operation: "clamp" (low, high), "scale" (factor), "zero", "noise" (scale), "nan_to_num" (nan, posinf,
+            neginf) or "normalise" (max_norm: the maximum Euclidean norm of each tensor). Over the set of all
+            selected parameters: "clip_norm_of_all" (max_norm: of all together) and "zero_if": zeros for all
+            if a condition holds, a norm `above` or `below` a number or a `nonfinite` element; with mode="all"
+            for all together, with mode="any" for one of them. NaN stays NaN where nothing is said of it.
+        *values: Its first options, in the order above.
         when: "batch": on the gradients of each backward pass; "accumulated": on the sum, each time that a
             backward pass has added to it, as `register_post_accumulate_grad_hook` does. Parameters only.
-        **options: The options listed at `name`.
+        **options: Its options by name.
+
+    Raises:
+        TypeError: There are more values than the operation has options, or one is given twice.
+        ValueError: There is no such operation.
     """
-    return GradientRule(selector, name, options, when)
+    if operation not in (*_OF_EDITS, *_OF_SETS):
+        raise ValueError(f"the operation {not_one_of(operation, (*_OF_EDITS, *_OF_SETS))}")
+    names = _OF_SETS[operation] if operation in _OF_SETS else operation_options(operation)
+    if len(values) > len(names):
+        own = ", ".join(names) or "it takes options by name alone"
+        raise TypeError(f"{operation} takes {len(names)} values ({own}), not {len(values)}")
+    given = {name: value for name, value in zip(names, values, strict=False) if value is not None}
+    if twice := sorted(given.keys() & options.keys()):
+        raise TypeError(f"{operation} has {twice[0]} twice")
+    return GradientEdit(selector, operation, {**given, **options}, when)
 
 
-def clamp(selector: str | Sequence[str], low: float | None = None, high: float | None = None) -> GradientRule:
-    """Return the rule that clamps each element of gradients: `clamp("fc.*", -0.1, 0.1)`. NaN stays NaN.
-
-    Args:
-        selector: As in `gradient_rule`.
-        low: The smallest value; no limit when None.
-        high: The largest value; no limit when None.
-    """
-    limits = {"low": low, "high": high}
-    options = {name: limit for name, limit in limits.items() if limit is not None}
-    return GradientRule(selector, "clamp", options)
+_OF_EDITS = ("clamp", "scale", "zero", "noise", "nan_to_num", "normalise")
+"""Operations of `trocar.edit` that change gradients, too, with the same options; the server checks these."""
+_OF_SETS = {"clip_norm_of_all": ("max_norm",), "zero_if": ()}
+"""Operations on several gradients together, with the options that may be given without their names."""
 
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """Storage of autograd's saved tensors; made by `spool` or `host_memory`."""
+    """Storage of autograd's saved tensors; made by `save_on_disk` or `save_on_host`."""
 
     store: str
     budget_bytes: int = 256 << 20
@@ -222,7 +242,8 @@ class SavedTensors:
         )
 
 
-def spool(
+@explained
+def save_on_disk(
     budget_bytes: int | str = 256 << 20,
     *,
     modules: Selectors = (),
@@ -250,6 +271,7 @@ def spool(
     return SavedTensors("spool", budget, paths, least, store_dtype, on_device)
 
 
-def host_memory() -> SavedTensors:
+@explained
+def save_on_host() -> SavedTensors:
     """Keep autograd's saved tensors in the host's memory instead of the GPU's."""
     return SavedTensors("host")

@@ -41,17 +41,17 @@ class GroupSizes:
 
     def limit(self) -> int:
         """Return the most rows that the next group should have; at least 1."""
-        size, best_s, found = 1, float("inf"), 1
+        size, best_s, result = 1, float("inf"), 1
         while size <= self._max_rows:
             per_row_s = self._per_row_s.get(size)
             if per_row_s is None:
                 # One step into an unmeasured size, if the previous size leaves enough time.
                 is_short = best_s == float("inf") or best_s * size <= self._max_s
-                return size if is_short else found
+                return size if is_short else result
             if per_row_s > best_s * _TOLERANCE or (size > 1 and per_row_s * size > self._max_s):
-                return found
-            size, best_s, found = size * 2, min(best_s, per_row_s), size
-        return min(found, self._max_rows)
+                return result
+            size, best_s, result = size * 2, min(best_s, per_row_s), size
+        return min(result, self._max_rows)
 
 
 def _size(rows: int) -> int:

@@ -9,7 +9,6 @@ import torch
 from trocar_server.engine.compiled.backends.build_worker import Built
 from trocar_server.engine.compiled.backends.candidates import Candidate, Runner
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
-from trocar_server.engine.compiled.compiled_pass import CompiledCall
 from trocar_server.engine.compiled.group_sizes import GroupSizes
 from trocar_server.engine.execute.arguments import predicted_signature, signature_of_batch
 from trocar_server.engine.host.deployment import Deployment
@@ -25,6 +24,7 @@ from trocar_server.engine.request.plan import (
     batch_size,
 )
 from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.runner import PassCall
 from trocar_server.engine.schedule.merging import MergingQueue
 from trocar_server.nested_names import is_nested
 from trocar_server.storage.temporary_folder import TemporaryFolder
@@ -59,7 +59,7 @@ class Variant:
     recipe: Recipe
     numerics: Numerics
     """The loosest that its callers accept."""
-    queue: MergingQueue[CompiledCall, Extraction]
+    queue: MergingQueue[PassCall, Extraction]
     sizes: GroupSizes
     asked_count: int = 0
     state: State = State.COUNTING
@@ -111,7 +111,7 @@ def is_one_forward(plan: Plan) -> bool:
 
 
 def argument_specs(deployment: Deployment, plan: Plan) -> tuple[ArgumentSpec, ...] | None:
-    """Return the row shapes of a plan's arguments; None where there are none or they are not known."""
+    """Return the row shapes of a plan's arguments; None if there are no tensors or the shapes are unknown."""
     hosted, names = deployment.hosted, [entry.name for entry in plan.inputs]
     if deployment.is_live or hosted.takes_list or not plan.inputs or any(map(is_nested, names)):
         return None

@@ -30,7 +30,7 @@ from trocar_server.engine.compiled.variant_trial import (
 )
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.schedule.device_memory import is_out_of_memory
 from trocar_server.errors import ServiceError, first_line
@@ -145,7 +145,7 @@ class VariantBuilder:
 
     async def attempt(self, variant: Variant, prepared: Prepared) -> None:
         """Compare a variant's runner with eager on a real batch; use it, or take the next candidate."""
-        await self._attempt(variant, partial(batch_of, variant.deployment.hosted, prepared))
+        await self._attempt(variant, partial(batch_of, prepared))
 
     async def warm(self, variant: Variant) -> None:
         """Build a variant, and try its candidates on an example until one is accepted or all are rejected.
@@ -193,7 +193,7 @@ class VariantBuilder:
         runner = variant.runner
         if runner is None or not variant.is_ready:
             return
-        batch = partial(batch_of, variant.deployment.hosted, prepared)
+        batch = partial(batch_of, prepared)
         problem = await self._problem(variant, runner, batch, 0.0)
         if problem in _UNTRIED:  # it proves nothing
             return

@@ -137,7 +137,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    result = getattr(torch, name, None)
+    if not isinstance(result, torch.dtype):
         raise ValueError(f"torch has no dtype '{name[:40]}'")
-    return found
+    return result

@@ -110,7 +110,7 @@ class VariantStore:
 
         Folders that are damaged are removed.
         """
-        found = []
+        result = []
         for folder in self._folders():
             try:
                 record = read_record(folder / _RECORD_FILE, _KIND, VariantRecord)
@@ -120,8 +120,8 @@ class VariantStore:
                 self._discard(folder, error)
                 continue
             if (record.model, record.environment) == (model, environment):
-                found.append(KeptVariant(folder, record))
-        return found
+                result.append(KeptVariant(folder, record))
+        return result
 
     def check(self, kept: KeptVariant) -> None:
         """Compare every file with its digest; remove a variant that differs.

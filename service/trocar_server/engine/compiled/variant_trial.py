@@ -8,12 +8,12 @@ import torch
 
 from trocar_server.engine.compiled.backends.candidates import Runner
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
-from trocar_server.engine.compiled.finite import OverflowWatch, are_finite, are_within, scaled
-from trocar_server.engine.execute.arguments import build_arguments
-from trocar_server.engine.execute.collecting import PassSpec, collect
+from trocar_server.engine.execute.collecting import PassSpec
+from trocar_server.engine.execute.eager import Eager
+from trocar_server.engine.execute.executor import ReadyCall
 from trocar_server.engine.request.numerics import Numerics, keeps_promise, worst_deviation
-from trocar_server.engine.run.operand_tensors import OperandTensors
-from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.run.bound_call import BoundCall, Prepared
+from trocar_server.engine.run.finite import OverflowWatch, are_finite, are_within, scaled
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.engine.transfer import this_thread
 from trocar_server.models import HostedModel
@@ -37,13 +37,11 @@ NOT_FINITE = "the values are not finite"
 """Of a trial on a batch whose values eager would have to compute in the end."""
 
 
-def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
+def batch_of(prepared: Prepared) -> list[torch.Tensor]:
     """Return the arguments of a call, and the tensors of its edits."""
-    plan, payloads = prepared.plan, prepared.payloads
-    given = build_arguments(hosted, plan.inputs, payloads.inputs, prepared.images)
-    tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
-    operands = OperandTensors.of(prepared.checked.deployment, plan, payloads)
-    return [*tensors, *operands.edits_on(hosted.device)]
+    bound = BoundCall.of(prepared, PassGuard())
+    tensors = [argument for argument in bound.arguments if isinstance(argument, torch.Tensor)]
+    return [*tensors, *bound.operands.edits_on(prepared.checked.deployment.hosted.device)]
 
 
 def example_batch(hosted: HostedModel, recipe: Recipe) -> list[torch.Tensor]:
@@ -80,8 +78,8 @@ def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, m
         if not is_exact and not are_finite(expected.values()):
             return NOT_FINITE
         runner.run(copied(arguments))  # the first pass of a signature compiles its kernels
-        found, taken_s = _fastest(runner.run, arguments, 3)
-        share = worst_deviation(runner.numerics, expected, found)
+        result, taken_s = _fastest(runner.run, arguments, 3)
+        share = worst_deviation(runner.numerics, expected, result)
         if not keeps_promise(share):
             return f"{share:.3g} of the deviation that '{runner.numerics}' allows"
         if taken_s * min_gain > eager_s:
@@ -100,8 +98,8 @@ def _overflows(replica: Replica, recipe: Recipe, inputs: Sequence[torch.Tensor])
 
 def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     inputs, surgery = recipe.bound(arguments)
-    with replica.passing() as module:
-        return collect(module, recipe.called(inputs), PassSpec(recipe.targets, surgery), PassGuard()).values
+    call = ReadyCall(recipe.called(inputs), PassSpec(recipe.targets, surgery), PassGuard())
+    return Eager(replica).run([call])[0].values
 
 
 Run = Callable[[Sequence[torch.Tensor]], Values]

@@ -18,16 +18,10 @@ import structlog
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.compiled.backends.builds import build_apart
-from trocar_server.engine.compiled.backends.not_finite import NotFiniteError
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, is_compilable, is_recordable
-from trocar_server.engine.compiled.compiled_pass import (
-    CompiledCall,
-    NotCompiledError,
-    PassFailedError,
-    recipe_of,
-    run_group,
-)
+from trocar_server.engine.compiled.compiled_executor import CompiledExecutor
 from trocar_server.engine.compiled.group_sizes import GroupSizes
+from trocar_server.engine.compiled.requested_recipe import recipe_of, why_not
 from trocar_server.engine.compiled.variant import (
     State,
     Variant,
@@ -43,9 +37,10 @@ from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import Execution, Plan, row_count
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.resolving import NO_SOURCES
-from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.run.runner import DeclinedError, Outcome, PassCall, run_together
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.device import DeviceThread, device_user
 from trocar_server.engine.schedule.merge_group import merge_group
@@ -180,24 +175,24 @@ class CompiledVariants:
         """Run one call on a ready variant, merged with others where that is allowed and faster.
 
         Raises:
-            NotCompiledError: It has to run eagerly instead.
+            DeclinedError: It has to run eagerly instead.
             ServiceError: The call's own error.
         """
         self._variants.move_to_end(_key(variant))
         guard = PassGuard(deadline)
-        call = CompiledCall(prepared, guard, statistics, time.perf_counter(), current_flow())
+        call = PassCall(prepared, guard, time.perf_counter(), statistics, current_flow())
         plan = prepared.plan
         try:
             execution = plan.execution
             setting, mixed = variant.deployment.hosted.spec.merge, variant.built.mixed_rows
             group = merge_group(setting, execution, variant.numerics, mixed)
-            found = await variant.queue.submit(
+            result = await variant.queue.submit(
                 call, rows_of(plan), group=group, priority=execution.priority, deadline=deadline
             )
             checked = prepared.checked
             is_exact = variant.numerics is Numerics.EXACT
             reason = self.why_exact(checked, variant) if is_exact else _why(variant)
-            return replace(found, report=replace(found.report, asked=self.asked(checked), reason=reason))
+            return replace(result, report=replace(result.report, asked=self.asked(checked), reason=reason))
         except asyncio.CancelledError:
             guard.cancel()
             raise
@@ -241,7 +236,7 @@ class CompiledVariants:
                 await self._warm(deployment, wanted)
 
     async def _warm(self, deployment: Deployment, wanted: WarmVariant) -> None:
-        """Build a variant, unless it was restored; log the reason where there is none in the end."""
+        """Build a variant, unless it was restored; log the reason if none results."""
         execution = Execution(Numerics(wanted.numerics))
         try:
             checked = CheckedPlan(
@@ -263,8 +258,8 @@ class CompiledVariants:
     async def _restore(self, deployment: Deployment) -> None:
         if not self._config.compile_after:
             return
-        found = await self.builder.find_kept(deployment)
-        for kept in reversed(found[: self._config.max_compiled]):  # the last used one is dropped last
+        result = await self.builder.find_kept(deployment)
+        for kept in reversed(result[: self._config.max_compiled]):  # the last used one is dropped last
             if deployment.is_dropped:
                 return
             try:
@@ -307,7 +302,7 @@ class CompiledVariants:
         """Return every variant, for reports."""
         return list(self._variants.values())
 
-    def queues(self, deployment: Deployment) -> Sequence[MergingQueue[CompiledCall, Extraction]]:
+    def queues(self, deployment: Deployment) -> Sequence[MergingQueue[PassCall, Extraction]]:
         """Return the queues of a model's variants, for reports."""
         return [variant.queue for variant in self._variants.values() if variant.deployment is deployment]
 
@@ -350,42 +345,31 @@ class CompiledVariants:
     def _new_variant(self, deployment: Deployment, recipe: Recipe, numerics: Numerics) -> Variant:
         sizes = GroupSizes(self._config.merge_max_rows, self._config.merge_max_s)
 
-        async def run(calls: Sequence[CompiledCall]) -> Sequence[Extraction | BaseException]:
+        async def run(calls: Sequence[PassCall]) -> Sequence[Outcome]:
             return await self._run(variant, calls)
 
         queue = MergingQueue(run, sizes.limit, self._limits().max_queue)
         variant = Variant(deployment, recipe, numerics, queue, sizes)
         return variant
 
-    async def _run(
-        self, variant: Variant, calls: Sequence[CompiledCall]
-    ) -> Sequence[Extraction | BaseException]:
+    async def _run(self, variant: Variant, calls: Sequence[PassCall]) -> Sequence[Outcome]:
         runner = variant.runner
         if runner is None or not variant.is_ready:
-            return [NotCompiledError() for _ in calls]
+            return [DeclinedError() for _ in calls]
         started = time.perf_counter()
         device_user.set(variant.deployment.hosted.spec.model_id)
-        try:
-            most = self._limits().max_pass_bytes
-            group = partial(run_group, variant.deployment, variant.recipe, runner, calls, most)
-            outcomes = await self._owner.run(group, shares=_shares(calls))
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            if len(calls) == 1 and isinstance(error, NotFiniteError):
-                return [NotCompiledError("a number inside the pass is not finite")]
-            if len(calls) == 1:
-                return [PassFailedError(f"it failed with {type(error).__name__}: {error}"[:300])]
-            outcomes = []
-        if not outcomes:  # it may be due to the inputs of one of them
-            return [(await self._run(variant, [call]))[0] for call in calls]
-        variant.sizes.record(
-            sum(rows_of(call.prepared.plan) for call in calls), time.perf_counter() - started
-        )
+        executor, refusal = CompiledExecutor(runner), partial(why_not, variant.recipe)
+        together = partial(run_together, executor, calls, refusal, self._limits().max_pass_bytes)
+        outcomes = await self._owner.run(together, shares=_shares(calls))
+        ran = [c for c, result in zip(calls, outcomes, strict=True) if isinstance(result, Extraction)]
+        if not ran:
+            return outcomes
+        variant.failed_count = 0
         variant.group_count += 1
-        is_due = variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven
-        ran = [c for c, found in zip(calls, outcomes, strict=True) if isinstance(found, Extraction)]
-        if ran:
-            variant.failed_count = 0
-        if is_due and ran:
+        if len(ran) == len(calls):
+            rows = sum(rows_of(call.prepared.plan) for call in calls)
+            variant.sizes.record(rows, time.perf_counter() - started)
+        if variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven:
             variant.is_proven = True
             begin(self.builder.check_again(variant, ran[0].prepared), self._tasks)
         return outcomes
@@ -414,7 +398,7 @@ def _is_recorded(deployment: Deployment, plan: Plan) -> bool:
     return deployment.recorded(plan_signature(deployment, plan)) is not None
 
 
-def _shares(calls: Sequence[CompiledCall]) -> dict[str, float]:
+def _shares(calls: Sequence[PassCall]) -> dict[str, float]:
     """Return each flow's share of a group's rows."""
     rows = [row_count(call.prepared.plan.inputs) for call in calls]
     shares: dict[str, float] = {}

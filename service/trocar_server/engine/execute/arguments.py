@@ -85,7 +85,7 @@ def check_tensors(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
 
 
 def check_named(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
-    """Refuse inputs that are not those of the model's signature, where it is known.
+    """Refuse inputs that are not in the model's signature, where it is known.
 
     Raises:
         ServiceError: `INPUT_REJECTED`.
@@ -134,6 +134,8 @@ def input_advice(hosted: HostedModel, dtype: torch.dtype, shape: tuple[int, ...]
     wanted = hosted.dtype or torch.float32
     name = "float32" if wanted is torch.bfloat16 else dtype_name(wanted)  # NumPy has no bfloat16
     order = _channel_order(hosted, shape)
+    if dtype is torch.uint8 and hosted.preprocessing is not None and (line := _pixel_advice(hosted, shape)):
+        return line
     if dtype is torch.uint8 and order == "first" and hosted.preprocessing is not None:
         axes = "0, 2, 3, 1" if len(shape) == 4 else "1, 2, 0"
         return f"`array.transpose({axes})`, as pixels have their channels last; the server preprocesses them"
@@ -154,6 +156,25 @@ def input_advice(hosted: HostedModel, dtype: torch.dtype, shape: tuple[int, ...]
         return ""
     reason = f", as {' and '.join(first)} come{'s' if first == ['the batch'] else ''} first" if first else ""
     return f"`{line}`{reason}"
+
+
+def _pixel_advice(hosted: HostedModel, shape: tuple[int, ...]) -> str:
+    """Return a line that makes pixels (height, width, 3) of grey ones or of those with alpha; or empty."""
+    if len(hosted.input_shape) != 3 or hosted.input_shape[0] != 3:
+        return ""
+    if len(shape) == 5 and shape[-1] == 3:
+        return "`np.concatenate(array)`, as each array in a list is one image"
+    if 3 in (shape[-1], *shape[-3:-2]):
+        return ""
+    if len(shape) in (3, 4) and shape[-1] == 4:
+        return "`array[..., :3]`, as pixels are red, green and blue, without alpha"
+    if len(shape) in (3, 4) and shape[-1] == 1:
+        return "`np.repeat(array, 3, axis=-1)`, as pixels have three channels, last"
+    if len(shape) == 4 and shape[1] == 1:
+        return "`np.repeat(array.transpose(0, 2, 3, 1), 3, axis=-1)`, as pixels have three channels, last"
+    if len(shape) in (2, 3):
+        return "`np.stack([array] * 3, axis=-1)`, as pixels have three channels, last"
+    return ""
 
 
 def _channel_order(hosted: HostedModel, shape: tuple[int, ...]) -> str:
@@ -177,15 +198,15 @@ def signature_of_batch(hosted: HostedModel, batch: int, dtype: torch.dtype) -> S
 
 def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signature:
     """Return the signature of existing arguments."""
-    found = []
+    result = []
     for name, argument in zip(names, arguments, strict=True):
         if isinstance(argument, Flag):
-            found.append(TensorSignature.of_flag(name, argument))
+            result.append(TensorSignature.of_flag(name, argument))
             continue
         tensors = argument if isinstance(argument, list) else [argument]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        found.append(TensorSignature(name, tensors[0].dtype, shapes, is_list=isinstance(argument, list)))
-    return tuple(found)
+        result.append(TensorSignature(name, tensors[0].dtype, shapes, is_list=isinstance(argument, list)))
+    return tuple(result)
 
 
 def signature_of_called(
@@ -432,10 +453,10 @@ def check_lists(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
     for entry in inputs:
         if isinstance(entry, TensorListInput):
             shapes = list(dict.fromkeys(entry.shapes))
-            found = " and ".join(map(str, shapes[:2])) + (f" and {len(shapes) - 2} more" * (len(shapes) > 2))
+            result = " and ".join(map(str, shapes[:2])) + (f" and {len(shapes) - 2} more" * (len(shapes) > 2))
             raise ServiceError(
                 ErrorReason.INPUT_REJECTED,
-                f"the arrays of the list have shapes {found}, and model '{hosted.spec.model_id}' takes one "
+                f"the arrays of the list have shapes {result}, and model '{hosted.spec.model_id}' takes one "
                 "batch; bring them to one shape and pass `np.stack(arrays)`, or send them one by one, as "
                 "batches of 1",
             )

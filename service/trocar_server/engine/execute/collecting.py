@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -10,19 +11,14 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trocar_api.reasons import ErrorReason
-from trocar_server.engine.execute.scoring import objective_value
-from trocar_server.engine.request.objective import Objective
-from trocar_server.errors import ServiceError
+from trocar_server.engine.execute.scoring import Scoring
 from trocar_server.surgery import (
     CallsDifferError,
     Collector,
     FunctionSession,
-    GradientSession,
     NodeSession,
     NoReruns,
     PassGuard,
-    Recording,
     StartSession,
     Surgery,
     TapGroups,
@@ -33,13 +29,11 @@ from trocar_server.surgery import (
     differentiable,
     differentiable_recurrence,
     graphs_end_here,
-    independent,
     named_arguments,
     operate,
     recurrent_layers,
     without_recomputation,
 )
-from trocar_server.tensors.reductions.padding import NO_PADDING, Padding
 
 CallCounts = Mapping[tuple[str, str], int]
 """Numbers of calls in a pass, by kind (`module` or `fn`) and path or name."""
@@ -51,31 +45,24 @@ Arguments = tuple[Sequence[object], Mapping[str, object]]
 def copied_arguments(arguments: Arguments) -> Arguments:
     """Return arguments with copies of all tensors, for a pass before the last: a model may write to them."""
     positional, keyword = arguments
-    return [_copied(value) for value in positional], {name: _copied(keyword[name]) for name in keyword}
+    return [copied(value) for value in positional], {name: copied(keyword[name]) for name in keyword}
 
 
-def spare_arguments(arguments: Arguments, recording: Recording | None) -> Arguments:
-    """Return arguments for a pass that may have to run again: copies where it may write to its inputs."""
-    is_kept = recording is not None and not recording.overwrites_inputs
-    return arguments if is_kept else copied_arguments(arguments)
-
-
-def _copied(value: object) -> object:
+def copied(value: object) -> object:
+    """Return an argument with copies of all tensors."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """The objective of one pass, with its labels and the names of its values."""
+class EditMissedError(Exception):
+    """A pass ended without a call of a value that it was to edit; its argument is the value's name."""
 
-    objective: Objective
-    values: tuple[Target, ...]
-    anchors: tuple[str, ...]
-    labels: tuple[torch.Tensor, ...]
+
+class NoGradientError(Exception):
+    """No gradient of a set that was to be edited was computed; its argument is their names."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +123,19 @@ class Collected:
         values: Values and gradients by the name of their target.
         stopped_at: Where it ended because nothing more was wanted, or None.
         objective: The value of the objective, or None.
+        is_stop_known: Whether `stopped_at` tells it; a compiled pass does not know.
+        edited: The names of the values that were edited.
+        opened: For each edit with a gate: where it was open, (samples, tokens).
+        edited_shapes: The shapes of the values that were edited in the forward pass, by name.
     """
 
     values: dict[str, torch.Tensor]
     stopped_at: str | None = None
     objective: float | None = None
+    is_stop_known: bool = True
+    edited: AbstractSet[str] = frozenset()
+    opened: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    edited_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def collect(
@@ -162,8 +157,9 @@ def collect(
     Raises:
         StartMixedError: A module after the start needs a value from before it.
         CallsDifferError: The calls of a module or function are not as many as `PassSpec.calls` requires.
-        ServiceError: `NOT_DIFFERENTIABLE`, and errors of the objective; `MODULE_NOT_CALLED`, an
-            edit's module was not called: the model's control flow depends on its data.
+        EditMissedError: The pass did not reach an edit: the model's control flow depends on its data.
+        NoGradientError: None of the gradients that an edit is for was computed.
+        ServiceError: An error of the objective.
         Exception: Any error of the model; see `domain_errors`.
     """
     if pass_spec.scoring is not None:
@@ -193,12 +189,22 @@ def collect(
     if pass_spec.due:
         _check_edits(pass_spec, collector)
     if pass_spec.graph is None or not of_graph:
-        return Collected(collector.values, collector.stopped_at)
+        return Collected(
+            collector.values,
+            collector.stopped_at,
+            edited=collector.edited,
+            opened=collector.opened,
+            edited_shapes=collector.edited_shapes,
+        )
     nodes = NodeSession(pass_spec.graph, of_graph)
     graph_module = module if graph_module is None else graph_module
     with guard.watching(graph_module):
         nodes.run(graph_module, *arguments, guard)
-    return Collected({**collector.values, **nodes.values}, collector.stopped_at or nodes.stopped_at)
+    return Collected(
+        {**collector.values, **nodes.values},
+        collector.stopped_at or nodes.stopped_at,
+        edited=collector.edited,
+    )
 
 
 def _with_gradients(
@@ -209,7 +215,7 @@ def _with_gradients(
     with ExitStack() as contexts:
         contexts.enter_context(graphs_end_here(module))
         contexts.enter_context(torch.enable_grad())
-        contexts.enter_context(_kernels(scoring.objective))
+        contexts.enter_context(_kernels(scoring))
         contexts.enter_context(differentiable_recurrence(recurrent_layers(module)))
         operation = operate(module, pass_spec.surgery, targets, collector, guard)
         calls = FunctionSession(pass_spec.of_kind("fn"), collector, guard, *pass_spec.surgery.of_kind("fn"))
@@ -228,11 +234,12 @@ def _with_gradients(
         assert gradients is not None  # an objective comes with gradients
         _check_edits(pass_spec, collector)
         with NoReruns(module, pass_spec.surgery.paths):
-            score = _score(collector.values, scoring, gradients, named_arguments(module, *arguments))
+            given = named_arguments(module, *arguments)
+            score = scoring.number(collector.values, gradients.gradient, given)
             gradients.backward(score)
     for due in pass_spec.due_gradients:
         if not due & gradients.edited:
-            raise independent(sorted(due))
+            raise NoGradientError(sorted(due))
     names = [target.name for target in pass_spec.targets if target.name in collector.values]
     values = {name: collector.values[name].detach() for name in names}
     number = None if score.is_meta else float(score.detach())  # a meta pass has no numbers
@@ -285,34 +292,11 @@ def _check_edits(pass_spec: PassSpec, collector: Collector) -> None:
     """Refuse the result of a pass that did not reach an edit; the caller would not notice."""
     missing = sorted(pass_spec.due - collector.edited)
     if missing:
-        raise ServiceError(
-            ErrorReason.MODULE_NOT_CALLED,
-            f"'{missing[0]}' was not called in this pass, so it was not edited: which modules run depends "
-            "on the data",
-            name=missing[0],
-        )
+        raise EditMissedError(missing[0])
 
 
-def _score(
-    values: Mapping[str, torch.Tensor],
-    scoring: Scoring,
-    gradients: GradientSession,
-    arguments: Mapping[str, object],
-) -> torch.Tensor:
-    missing = next((target.name for target in scoring.values if target.name not in values), None)
-    if missing is not None:
-        raise ValueMissingError(missing)
-    chosen = [values[target.name] for target in scoring.values]
-    padding = Padding.of(arguments) if scoring.objective.has_reductions else NO_PADDING
-    layouts = [target.layout for target in scoring.values]
-    owns = [padding.own(target.name, values[target.name], target.layout) for target in scoring.values]
-    return objective_value(
-        scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, owns, layouts
-    )
-
-
-def _kernels(objective: Objective) -> AbstractContextManager[object]:
+def _kernels(scoring: Scoring) -> AbstractContextManager[object]:
     """Fused attention has no second derivative (torch 2.14), so a penalty uses the math kernel."""
-    if not objective.needs_second_derivative:
+    if not scoring.objective.needs_second_derivative:
         return nullcontext()
     return sdpa_kernel(SDPBackend.MATH)

@@ -129,25 +129,27 @@ class ImageTextProcessor:
         """
         room = Room() if room is None else room
         texts = _only_texts(hosted, unprocessed)
-        found, others, of_others = _split(inputs, payloads)
+        result, others, of_others = _split(inputs, payloads)
         async with until(deadline, "the inputs were processed"):
-            images = await self._with_sizes(found, limits)
+            images = await self._with_sizes(result, limits)
             made, digest = await self._made(hosted, texts, images, limits, room)
         processed = _processed(made, digest, texts, others, of_others)
         room.reserve(processed.byte_count, max(1, len(images.specs)))
         return processed
 
-    async def _with_sizes(self, found: _Images, limits: Limits) -> _Images:
+    async def _with_sizes(self, outcome: _Images, limits: Limits) -> _Images:
         """Return images with their sizes: of headers, or in a dry run as they were told."""
-        if found.specs and not found.payloads:
-            return replace(found, sizes=tuple(map(_told_size, found.specs)))
+        if outcome.specs and not outcome.payloads:
+            return replace(outcome, sizes=tuple(map(_told_size, outcome.specs)))
         most_pixels = limits.max_image_pixels
-        headers = await self._decoder.aside(lambda: image_headers(found.specs, found.payloads, most_pixels))
+        headers = await self._decoder.aside(
+            lambda: image_headers(outcome.specs, outcome.payloads, most_pixels)
+        )
         sizes = tuple(
             (spec.height, spec.width) if header is None else (header.height, header.width)
-            for spec, header in zip(found.specs, headers, strict=True)
+            for spec, header in zip(outcome.specs, headers, strict=True)
         )
-        return replace(found, headers=tuple(headers), sizes=sizes)
+        return replace(outcome, headers=tuple(headers), sizes=sizes)
 
     async def _made(
         self,
@@ -240,7 +242,7 @@ def _processed(
     others: Sequence[ArgumentInput],
     of_others: Sequence[Payload],
 ) -> Processed:
-    """Return the arguments. Those of texts are first, as the first tells the batch, and flags last."""
+    """Return the arguments. Texts are first, as the first tells the batch, and flags last."""
     names = tuple(made.arrays)
     check_names(others, names)
     tensors = [

@@ -39,7 +39,7 @@ class ReceivedOperand(NamedTuple):
 
 
 def operands_of_edits(edits: Iterable[EditRequest], payloads: Sequence[Payload]) -> Iterator[ReceivedOperand]:
-    """Yield the tensors of edits with their bytes, except those of stored edits: they were checked before.
+    """Yield the tensors of edits with their bytes, except of stored edits, which were checked before.
 
     Args:
         edits: As in a plan.
@@ -47,9 +47,10 @@ def operands_of_edits(edits: Iterable[EditRequest], payloads: Sequence[Payload])
     """
     remaining = iter(payloads)
     for request in edits:
-        for spec in request.edit.operands:
+        own = len(request.edit.own_operands)
+        for index, spec in enumerate(request.edit.operands):
             payload = next(remaining)
-            if not request.stored:
+            if not request.stored and index < own:
                 yield ReceivedOperand(f"edits: a tensor of {request.edit.operation}", spec, payload)
 
 
@@ -75,11 +76,11 @@ async def check_received(operands: Iterable[ReceivedOperand]) -> None:
     Raises:
         ServiceError: `NON_FINITE_VALUE`, or `INVALID_ARGUMENT` for a bool that is neither 0 nor 1.
     """
-    found = list(operands)
-    if sum(operand.payload.nbytes for operand in found) < _LARGE_BYTES:
-        _check_all(found)
+    result = list(operands)
+    if sum(operand.payload.nbytes for operand in result) < _LARGE_BYTES:
+        _check_all(result)
     else:
-        await asyncio.to_thread(_check_all, found)
+        await asyncio.to_thread(_check_all, result)
 
 
 def _check_all(operands: Sequence[ReceivedOperand]) -> None:

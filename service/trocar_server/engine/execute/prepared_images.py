@@ -69,12 +69,12 @@ def _steps_of(
     """Return the steps for each image, as stored and turned: EXIF data, read later, may turn it."""
     if fitting is None:
         return None
-    found: list[Steps] = []
+    result: list[Steps] = []
     for header, image_spec in zip(headers, image_specs, strict=True):
         stored = image_spec if header is None else header
         sizes = ((stored.height, stored.width), (stored.width, stored.height))
         own = [each for each in map(fitting.steps, sizes) if each is not None]
         if len(own) < len(sizes):
             return None
-        found.append(own)
-    return found
+        result.append(own)
+    return result

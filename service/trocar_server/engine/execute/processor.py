@@ -41,6 +41,7 @@ from trocar_server.processing.exchange import (
     LeftPadding,
     Made,
     Takes,
+    detokenize,
     extract_features,
     measure_image_texts,
     process_image_texts,
@@ -169,7 +170,7 @@ class Processor:
         if any(entry.name == _POSITIONS for entry in inputs):
             takes = replace(takes, left_padding="nothing")  # the caller knows better
         digest, settings = await self._described(takes)
-        rest, found = list(inputs), list(_of_others(unprocessed, payloads))
+        rest, result = list(inputs), list(_of_others(unprocessed, payloads))
         described: list[ProcessedInput] = []
         byte_count = 0
         for given in unprocessed:
@@ -187,11 +188,11 @@ class Processor:
             check_names(rest, names)
             for name, array in zip(names, made.arrays.values(), strict=True):
                 rest.append(TensorInput(name, torch.from_numpy(array[:0]).dtype, array.shape))
-                found.append(array.reshape(-1).view(np.uint8))
+                result.append(array.reshape(-1).view(np.uint8))
             described.append(
                 ProcessedInput(given.name, made.samples, names, digest, made.padded_length, made.pads_left)
             )
-        return Processed(tuple(rest), found, tuple(described), byte_count)
+        return Processed(tuple(rest), result, tuple(described), byte_count)
 
     def process_from_thread(
         self,
@@ -222,6 +223,28 @@ class Processor:
             return await self.process(hosted, (), (given,), payloads, limits)
 
         return asyncio.run_coroutine_threadsafe(process(), self._loop).result()
+
+    async def texts(
+        self, hosted: HostedModel, lists: Sequence[Sequence[int]], limits: Limits
+    ) -> Sequence[str]:
+        """Return the text of each list of token ids; empty ones of a model without a tokenizer.
+
+        Raises:
+            ServiceError: `MODEL_INVALID`, its tokenizer cannot be loaded; `CANCELLED`, the server stops.
+        """
+        if hosted.processor_folder is None or not has_tokenizer(hosted.processor_folder):
+            return ["" for _ in lists]
+        takes, cost, timeout_s = _taken(hosted), sum(map(len, lists)), limits.max_processing_s
+        try:
+            return await self._texts.run(
+                lambda process: detokenize(process, takes, lists, limits),
+                cost,
+                current_flow(),
+                timeout_s,
+                is_small=True,
+            )
+        except TimeoutError:
+            raise _too_slow(timeout_s) from None
 
     def attach(self) -> None:
         """Serve other threads too, on the running event loop."""

@@ -4,7 +4,8 @@ Losses are torch's own (`torch.nn.functional`). Everything is computed in the va
 float32.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -22,10 +23,11 @@ from trocar_server.engine.request.objective import (
     ValueScore,
 )
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.surgery import Target, ValueMissingError
 from trocar_server.surgery.axes.layout import Layout, channel_dim_of, samples_dim_of
-from trocar_server.tensors.losses import LOSSES
-from trocar_server.tensors.reductions import reduce_value
-from trocar_server.tensors.reductions.padding import Own
+from trocar_server.tensors.losses import CLASS_WEIGHTS, LOSSES
+from trocar_server.tensors.reductions import TokenRows, reduce_value
+from trocar_server.tensors.reductions.padding import NO_PADDING, Own, Padding
 from trocar_server.tensors.stats.statistic import default_channel_dim
 
 GradientOf = Callable[[torch.Tensor, str], torch.Tensor]
@@ -36,6 +38,46 @@ Scored = tuple[torch.Tensor, Own | None, Layout | None]
 
 IGNORED_LABEL = -100
 """The label that `cross_entropy` and `nll_loss` ignore."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The objective of one pass.
+
+    Attributes:
+        objective: The objective.
+        values: The values of `Objective.selectors`, in order.
+        anchors: The names of the values of its penalties, in order.
+        labels: The tensors of `Objective.operands`, in order.
+    """
+
+    objective: Objective
+    values: tuple[Target, ...]
+    anchors: tuple[str, ...]
+    labels: tuple[torch.Tensor, ...]
+
+    def number(
+        self, found: Mapping[str, torch.Tensor], gradient: GradientOf, arguments: Mapping[str, object]
+    ) -> torch.Tensor:
+        """Return the number of the objective.
+
+        Args:
+            found: The values of the pass by name.
+            gradient: Computes the gradients of penalties.
+            arguments: Of the forward by name; masks among them tell what is padding.
+
+        Raises:
+            ValueMissingError: The pass did not compute one of the values.
+            ServiceError: See `objective_value`.
+        """
+        missing = next((target.name for target in self.values if target.name not in found), None)
+        if missing is not None:
+            raise ValueMissingError(missing)
+        chosen = [found[target.name] for target in self.values]
+        padding = Padding.of(arguments) if self.objective.has_reductions else NO_PADDING
+        layouts = [target.layout for target in self.values]
+        owns = [padding.own(target.name, found[target.name], target.layout) for target in self.values]
+        return objective_value(self.objective, chosen, self.labels, self.anchors, gradient, owns, layouts)
 
 
 def objective_value(
@@ -114,6 +156,8 @@ def _class_score(score: ClassScore, value: torch.Tensor, layout: Layout | None) 
     if dim == 0 or samples_dim_of(layout) != 0:
         raise _rejected("class scores need samples in the first dimension and classes in another one")
     batch, count = value.shape[0], value.shape[dim]
+    if score.positions is not None:
+        return _token_score(score, value.movedim(dim, -1))
     check_classes(score.classes, batch, count)
     if score.kind is ScoreKind.PROBABILITY:
         value = value.softmax(dim)
@@ -124,6 +168,32 @@ def _class_score(score: ClassScore, value: torch.Tensor, layout: Layout | None) 
     classes = torch.tensor(score.classes, device=value.device)
     rows = torch.arange(batch, device=value.device)
     return value.movedim(dim, 1)[rows, classes].sum()
+
+
+def _token_score(score: ClassScore, value: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the scores at positions of texts, of (batch, tokens, classes)."""
+    wanted = score.positions
+    if not isinstance(wanted, TokenRows) or value.shape[:-1] != (len(wanted.rows), wanted.token_count):
+        raise _rejected(
+            f"positions of texts need scores (batch, tokens, classes) of their tokens; these have the shape "
+            f"{tuple(value.shape)}"
+        )
+    places = [(sample, place) for sample, row in enumerate(wanted.rows) for place in row]
+    if len(score.classes) not in (1, len(places)):
+        raise _rejected(
+            f"{len(score.classes)} classes for {len(places)} positions; give one for all, or one for each"
+        )
+    wrong = next((index for index in score.classes if index >= value.shape[-1]), None)
+    if wrong is not None:
+        raise _out_of_range(wrong, value.shape[-1])
+    samples, rows = torch.tensor(places, dtype=torch.int64, device=value.device).T
+    chosen = value[samples, rows]
+    if score.kind is ScoreKind.PROBABILITY:
+        chosen = chosen.softmax(-1)
+    elif score.kind is ScoreKind.LOG_PROBABILITY:
+        chosen = chosen.log_softmax(-1)
+    classes = torch.tensor(score.classes, dtype=torch.int64, device=value.device).expand(len(places))
+    return chosen.gather(1, classes[:, None]).sum()
 
 
 def check_classes(classes: Sequence[int], batch: int, count: int) -> None:
@@ -168,12 +238,28 @@ def _loss(score: Loss, value: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     labels = _fitting_labels(score, value, labels)
     mean = "batchmean" if score.kind is LossKind.KL_DIV else "mean"
     try:
-        return LOSSES[score.kind].compute(value, labels, reduction="sum" if score.is_sum else mean)
+        return LOSSES[score.kind].compute(
+            value, labels, reduction="sum" if score.is_sum else mean, **_class_weights(score, value)
+        )
     except (RuntimeError, ValueError, IndexError) as error:
         raise _rejected(
             f"{score.kind} of a value of shape {tuple(value.shape)} and labels of shape "
             f"{tuple(labels.shape)}: {first_line(error)}"
         ) from None
+
+
+def _class_weights(score: Loss, value: torch.Tensor) -> dict[str, list[float]]:
+    """Return the option of class weights, where the loss has some.
+
+    Raises:
+        ServiceError: `OBJECTIVE_REJECTED`, their number is not that of the classes, in dimension 1.
+    """
+    if not score.class_weights:
+        return {}
+    count = value.shape[min(1, value.dim() - 1)] if value.dim() else 1
+    if len(score.class_weights) != count:
+        raise _rejected(f"{score.kind}: {len(score.class_weights)} class weights for {count} classes")
+    return {CLASS_WEIGHTS: list(score.class_weights)}
 
 
 def _fitting_labels(score: Loss, value: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -211,10 +297,10 @@ def _penalty(
 ) -> torch.Tensor:
     if gradient is None:  # a check without a graph
         return inner.new_zeros(())
-    found = gradient(inner, anchor)
-    if not found.dim():
+    result = gradient(inner, anchor)
+    if not result.dim():
         raise _rejected("a gradient penalty needs a value with samples")
-    rows = found.flatten(1) if found.dim() > 1 else found[:, None]
+    rows = result.flatten(1) if result.dim() > 1 else result[:, None]
     if not score.center:  # no square root: its derivative at 0 is infinite
         return rows.square().sum(dim=1).mean()
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)

@@ -10,11 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from trocar_server.decoding.process import WorkerProcess
+from trocar_server.decoding.process import EndedError, WorkerProcess
 from trocar_server.engine.schedule.fair_queue import FairQueue
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, busy
 
 Result = TypeVar("Result")
+
+_STARTS_WITHIN_S = 120.0
+"""A process that imports libraries takes seconds, and many of them beside other work."""
 
 
 @dataclass(eq=False)
@@ -26,6 +29,23 @@ class _Slot:
     thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="trocar-worker")
     )
+
+
+async def _within(begun: asyncio.Event, seconds: float) -> None:
+    """Wait until a process has started.
+
+    Raises:
+        ServiceError: `SERVER_BUSY`, it takes too long.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await begun.wait()
+    except TimeoutError:
+        raise _not_started() from None
+
+
+def _not_started() -> ServiceError:
+    return busy("a process that prepares inputs could not start: the machine is busy; try again in a moment")
 
 
 class WorkerPool:
@@ -59,8 +79,8 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the running processes."""
-        return [slot.process.pid for slot in self._slots if slot.process.pid is not None]
+        """The ids of the processes that have started."""
+        return [slot.process.pid for slot in self._slots if slot.process.pid and slot.process.is_ready]
 
     async def run(
         self,
@@ -77,20 +97,33 @@ class WorkerPool:
             work: Called on a thread of the process.
             cost: What is charged to the flow.
             flow: The caller's.
-            timeout_s: The most seconds from the start of the work.
+            timeout_s: The most seconds from the start of the work, which begins when the process has started.
             is_small: Whether it may run in the process for small work.
 
         Raises:
             TimeoutError: It took longer; the process is killed.
-            ServiceError: The pool is stopped.
+            ServiceError: The pool is stopped; `SERVER_BUSY`, the process did not start.
         """
         slot = await self._slot(cost, flow, is_small=is_small)
-        running = asyncio.get_running_loop().run_in_executor(slot.thread, work, slot.process)
+        loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def started() -> Result:
+            try:
+                slot.process.start()
+            except EndedError:
+                if not slot.process.is_killed:  # then the work says so
+                    raise _not_started() from None
+            loop.call_soon_threadsafe(has_begun.set)
+            return work(slot.process)
+
+        running = loop.run_in_executor(slot.thread, started)
         running.add_done_callback(lambda done: self._finished(slot, done))
+        running.add_done_callback(lambda _: has_begun.set())
         try:
+            await _within(has_begun, _STARTS_WITHIN_S)
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(running)
-        except (TimeoutError, asyncio.CancelledError):
+        except (TimeoutError, ServiceError, asyncio.CancelledError):
             if not running.done():  # else it was handed on already
                 slot.process.kill()
             raise

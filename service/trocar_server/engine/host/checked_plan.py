@@ -12,6 +12,7 @@ from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
 from trocar_server.engine.request.plan import Plan, Signature, row_count
 from trocar_server.engine.resolve.pass_work import pass_work
 from trocar_server.engine.resolve.planner import Resolved
+from trocar_server.errors import ServiceError
 from trocar_server.surgery import Recording, resolve
 
 
@@ -33,6 +34,7 @@ class CheckedPlan:
         signature: Of the inputs of a full pass; None where only decoded images tell it.
         recording: A recorded pass on such inputs; None with `resolved`.
         resolved: What the plan means for the deployment; None where the data of the call decides that.
+        doubt: The error of an unresolved plan that the data of the call may take back; None without one.
         asked: The request as it was received; None where it is not kept for equal ones.
         is_eager: Whether it is known that it can only run eagerly, and asks for nothing else.
         differed_count: That of the deployment when the check began.
@@ -44,6 +46,7 @@ class CheckedPlan:
     signature: Signature | None = None
     recording: Recording | None = None
     resolved: Resolved | None = None
+    doubt: ServiceError | None = None
     asked: Plan | None = None
     is_eager: bool = False
     differed_count: int = 0
@@ -86,13 +89,18 @@ class CheckedPlan:
 
     @cached_property
     def no_images(self) -> tuple[list[DecodedImages], list[list[DecodedImages]]]:
-        """The images of its arguments and of those of its sources, where all are tensors."""
+        """The images of its arguments and of its sources' arguments, where all are tensors."""
         return [[] for _ in self.plan.inputs], [[[] for _ in source.inputs] for source in self.plan.sources]
 
     @cached_property
     def argument_names(self) -> list[str]:
         """The name of each argument of the forward; empty where it has none."""
         return [entry.name for entry in self.plan.inputs]
+
+    @cached_property
+    def reads_tokens(self) -> bool:
+        """Whether the model's head reads any of its values, as tokens."""
+        return any(tap.reads_tokens for tap in self.plan.taps)
 
     @cached_property
     def has_operands(self) -> bool:
@@ -102,7 +110,7 @@ class CheckedPlan:
 
     @cached_property
     def has_more_than_inputs(self) -> bool:
-        """Whether tensors may come beside those of its inputs."""
+        """Whether tensors other than its inputs may be sent."""
         return self.has_operands or bool(self.plan.sources)
 
     @cached_property

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
 from trocar_server.engine.execute.arguments import input_advice, signature_of_batch, signature_of_called
 from trocar_server.engine.host.gradient_meta_pass import run_meta_pass
 from trocar_server.engine.host.layouts import ModelLayouts
@@ -25,6 +26,7 @@ from trocar_server.engine.host.recordings import (
     example_dtype,
     record_example,
 )
+from trocar_server.engine.host.rejections import rejection
 from trocar_server.engine.request.plan import EditRequest, Plan, Signature, TapRequest
 from trocar_server.engine.resolve.pass_memory import check_memory, graph_bytes, made_pass_bytes
 from trocar_server.engine.resolve.pass_work import check_seconds, made_pass_work
@@ -34,6 +36,7 @@ from trocar_server.engine.schedule.lease import Replica, ReplicaPool
 from trocar_server.engine.schedule.pace import Pace
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_replica, stages_for
+from trocar_server.models.huggingface.causal import CacheSize
 from trocar_server.models.identity import Identity
 from trocar_server.surgery import PassGuard, Recording, Selector, parse_selector, resolve
 from trocar_server.surgery.structure import format_picks
@@ -102,14 +105,14 @@ class Deployment:
     """Whether passes without gradients run in it; no longer when one has failed for that."""
     version: str = field(default_factory=lambda: secrets.token_hex(16))
     """Unique for each load of a model, under any id."""
-    max_pass_bytes: Callable[[], int] = lambda: sys.maxsize
-    """Returns the most bytes that a pass may use now."""
-    max_pass_s: Callable[[], float] = lambda: math.inf
-    """Returns the most seconds that a pass may take now."""
+    limits: Callable[[], Limits] | None = None
+    """Returns the limits of a call now; None without limits."""
     recorded_count: int = 0
     """Passes that were recorded, on the meta device or on synthetic data, without that of the example."""
     differed_count: int = 0
     """Times that a pass had other shapes than predicted: what was checked before does not hold any more."""
+    cache_size: CacheSize | None = None
+    """Of the keys and values of texts; None before the first."""
     tensor_digests: dict[str, str] = field(default_factory=dict)
     """Of weights that never change, as far as they were hashed; see `weights_digest`."""
     described: Identity | None = None
@@ -127,6 +130,16 @@ class Deployment:
         self.predictions = Predictions(self.recorder)
         self.layouts = ModelLayouts(self.recorder, self._check_made)
         self.pool.pace = Pace(self.example.work)
+
+    @property
+    def max_pass_bytes(self) -> int:
+        """The most bytes that a pass may use now."""
+        return sys.maxsize if self.limits is None else self.limits().max_pass_bytes
+
+    @property
+    def max_pass_s(self) -> float:
+        """The most seconds that a pass may take now."""
+        return math.inf if self.limits is None else self.limits().max_pass_s
 
     @property
     def reply_version(self) -> str | None:
@@ -156,8 +169,8 @@ class Deployment:
 
     @property
     def example_signature(self) -> Signature:
-        """The signature of the example input, with a batch of one."""
-        return signature_of_batch(self.hosted, 1, self.example_dtype)
+        """The signature of the example input, with a batch of `HostedModel.example_batch`, usually one."""
+        return signature_of_batch(self.hosted, self.hosted.example_batch, self.example_dtype)
 
     def kinds(self, taps: Sequence[TapRequest], edits: Sequence[EditRequest] = ()) -> frozenset[str]:
         """Return the kinds to record beside modules."""
@@ -170,15 +183,15 @@ class Deployment:
     def recorded(self, signature: Signature, kinds: frozenset[str] = frozenset()) -> Recording | None:
         """Return the recording for a signature, recorded or predicted, if it has all the kinds needed."""
         with self._lock:
-            found = self._recordings.pop(signature, None)
-            if found is not None:
-                self._recordings[signature] = found  # now the most recently used
-        if found is None or kinds - found.kinds:
-            found = self.predictions.find(signature, kinds)
-            if found is not None:
-                found = replace(found, layouts=self.layouts.find(signature))
-                self._keep_recording(signature, found)
-        return found
+            result = self._recordings.pop(signature, None)
+            if result is not None:
+                self._recordings[signature] = result  # now the most recently used
+        if result is None or kinds - result.kinds:
+            result = self.predictions.find(signature, kinds)
+            if result is not None:
+                result = replace(result, layouts=self.layouts.find(signature))
+                self._keep_recording(signature, result)
+        return result
 
     def record(
         self,
@@ -189,7 +202,7 @@ class Deployment:
         *,
         may_use_data: bool = True,
     ) -> Recording:
-        """Record a pass for a signature: a meta pass, or one on synthetic data where there is none.
+        """Record a pass for a signature: a meta pass, or on synthetic data without meta support.
 
         Args:
             signature: Of the inputs.
@@ -203,14 +216,14 @@ class Deployment:
                 nodes are requested and there are none, `PASS_TOO_LARGE`, and errors of `check`.
             DataNeededError: A real pass is needed, and may not run.
         """
-        found = self.recorded(signature, kinds)
-        if found is None:
-            found = self._record(signature, guard or PassGuard(), kinds, check, may_use_data=may_use_data)
+        result = self.recorded(signature, kinds)
+        if result is None:
+            result = self._record(signature, guard or PassGuard(), kinds, check, may_use_data=may_use_data)
             self.recorded_count += 1
-            if self.predictions.note(signature, found):
+            if self.predictions.note(signature, result):
                 self._to_extend = signature
-            self._keep_recording(signature, found)
-        return found
+            self._keep_recording(signature, result)
+        return result
 
     def _keep_recording(self, signature: Signature, recording: Recording) -> None:
         with self._lock:
@@ -228,7 +241,7 @@ class Deployment:
         signature, self._to_extend = self._to_extend, None
         recording = None if signature is None else self.recorded(signature)
         if signature is not None and recording is not None:
-            self.predictions.extend(signature, recording, self.max_pass_bytes())
+            self.predictions.extend(signature, recording, self.max_pass_bytes)
 
     def pass_differed(self, signature: Signature) -> None:
         """Forget what was predicted for inputs like these: a pass had other shapes."""
@@ -282,7 +295,7 @@ class Deployment:
             raise MadeDataRefusedError(refused.reason, refused.message)
         self._check_made(signature, guard)
         try:
-            return self.recorder.record_made(signature, kinds, guard, self.max_pass_bytes())
+            return self.recorder.record_made(signature, kinds, guard, self.max_pass_bytes)
         except (ServiceError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -293,9 +306,9 @@ class Deployment:
 
     def _check_made(self, signature: Signature, guard: PassGuard) -> None:
         """Refuse a pass on made data that would need too much memory or time."""
-        check_memory(made_pass_bytes(signature, self.example_signature, self.example), self.max_pass_bytes())
+        check_memory(made_pass_bytes(signature, self.example_signature, self.example), self.max_pass_bytes)
         work = made_pass_work(signature, self.example_signature, self.example)
-        check_seconds(self.pool.pace.least_s(work), work, self.max_pass_s(), guard.left_s)
+        check_seconds(self.pool.pace.least_s(work), work, self.max_pass_s, guard.left_s)
 
     def _note_signature(self, signature: Signature, refusal: ServiceError | None = None) -> None:
         with self._lock:
@@ -309,10 +322,10 @@ class Deployment:
         Raises:
             ServiceError: `PASS_TOO_LARGE`.
         """
-        found = self.recorder.record_data(called, kinds, guard, self.max_pass_bytes())
+        result = self.recorder.record_data(called, kinds, guard, self.max_pass_bytes)
         signature = signature_of_called(self.hosted, *called)
         layouts = self.layouts.make(signature, guard, with_functions=bool(kinds & _OF_FUNCTIONS))
-        return replace(_staged(self.hosted, found), layouts=layouts)
+        return replace(_staged(self.hosted, result), layouts=layouts)
 
     def may_differ(self, error: ServiceError, recording: Recording | None = None) -> bool:
         """Whether an error may be due to a recording's data; the example's when None."""
@@ -342,15 +355,15 @@ class Deployment:
         """
         key = _key(plan, signature, sources)
         with self._lock:
-            found = self._resolved.get(key) if key else None
-        if found is None:
+            result = self._resolved.get(key) if key else None
+        if result is None:
             recordings = {name: source.recording for name, source in sources.items()}
             surgery = plan_surgery(plan.edits, plan.objective, recording, recordings)
-            found = resolve_taps(plan.taps, recording, max_reply_bytes, surgery)
-            self._keep(key, plan, found)
+            result = resolve_taps(plan.taps, recording, max_reply_bytes, surgery)
+            self._keep(key, plan, result)
         else:
-            checked_byte_count(found.targets, max_reply_bytes)  # a reload may have changed the limit
-        return found
+            checked_byte_count(result.targets, max_reply_bytes)  # a reload may have changed the limit
+        return result
 
     def run_meta_pass(
         self, plan: Plan, resolved: Resolved, signature: Signature, sources: RecordedSources, guard: PassGuard
@@ -369,9 +382,9 @@ class Deployment:
             )
         if meta_pass is None:
             return self._without_meta_pass(resolved, signature)
-        found = resolved.after_meta_pass(meta_pass)
-        self._keep(_key(plan, signature, sources), plan, found)
-        return found
+        result = resolved.after_meta_pass(meta_pass)
+        self._keep(_key(plan, signature, sources), plan, result)
+        return result
 
     def _without_meta_pass(self, resolved: Resolved, signature: Signature) -> Resolved:
         """Return what is known of a pass with gradients that has no meta pass."""
@@ -417,9 +430,23 @@ def is_large(plan: Plan, resolved: Resolved) -> bool:
 
 
 def make_deployment(
-    hosted: HostedModel, replica_count: int, max_queue: int, *, is_live: bool = False
+    hosted: HostedModel,
+    replica_count: int,
+    max_queue: int,
+    *,
+    is_live: bool = False,
+    owner: str | None = None,
+    limits: Callable[[], Limits] | None = None,
 ) -> Deployment:
     """Make the replicas of a model and record one pass on its example input.
+
+    Args:
+        hosted: The model.
+        replica_count: The number of replicas.
+        max_queue: The most calls that wait for a replica.
+        is_live: See `Deployment`.
+        owner: See `Deployment`.
+        limits: See `Deployment`.
 
     Raises:
         ServiceError: `MODEL_INVALID` when the model cannot run on its example input, or a configured
@@ -429,9 +456,9 @@ def make_deployment(
         hosted.pristine.share()
     replicas = [Replica(hosted.pristine, is_live) for _ in range(replica_count)]
     recorder, recording = record_example(hosted)
-    deployment = Deployment(
-        hosted, ReplicaPool(replicas, max_queue), recorder, _staged(hosted, recording), is_live
-    )
+    hosted = recorder.hosted
+    pool = ReplicaPool(replicas, max_queue)
+    deployment = Deployment(hosted, pool, recorder, _staged(hosted, recording), is_live, owner, limits=limits)
     for stage, selector in hosted.spec.stages.items():
         _check_stage(deployment, stage, selector)
     for selector in {text for wanted in hosted.spec.warm_variants for text in wanted.taps}:
@@ -442,12 +469,12 @@ def make_deployment(
 def _staged(hosted: HostedModel, recording: Recording) -> Recording:
     """Add the names of the model's stages, which selectors may use."""
     stages = stages_for(hosted)
-    found = {
+    result = {
         name: f"{text}{_first_pick(recording, text)}"
         for name, text in stages.items()
         if name in hosted.stages
     }
-    return replace(recording, stages={**stages, **found, **hosted.spec.stages})
+    return replace(recording, stages={**stages, **result, **hosted.spec.stages})
 
 
 def _first_pick(recording: Recording, path: str) -> str:
@@ -519,5 +546,7 @@ def input_rejected(hosted: HostedModel, error: BaseException, signature: Signatu
     advice = f"; {line}" if line else ""
     return ServiceError(
         ErrorReason.INPUT_REJECTED,
-        f"model '{hosted.spec.model_id}' cannot take these inputs: {first_line(error)}; {example}{advice}",
+        f"model '{hosted.spec.model_id}' cannot take these inputs: {rejection(first_line(error))}; "
+        f"{example}{advice}",
+        torch=first_line(error),
     )

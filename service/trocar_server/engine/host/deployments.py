@@ -90,14 +90,14 @@ class Deployments(Mapping[str, Deployment]):
             plan: The request, the very object that was checked.
             limits: The current limits, the very object that was checked against.
         """
-        found = self._checked.get(key)
-        if found is None or found.asked is not plan or found.limits is not limits:
+        result = self._checked.get(key)
+        if result is None or result.asked is not plan or result.limits is not limits:
             return None
-        deployment = found.deployment
-        if found.differed_count != deployment.differed_count:
+        deployment = result.deployment
+        if result.differed_count != deployment.differed_count:
             return None
         is_allowed = deployment.owner is None or deployment.owner == current_principal()
-        return found if is_allowed and self._by_id.get(plan.model_id) is deployment else None
+        return result if is_allowed and self._by_id.get(plan.model_id) is deployment else None
 
     def keep_checked(self, key: bytes, checked: CheckedPlan) -> None:
         """Keep a checked plan for equal requests, unless it is large.
@@ -161,16 +161,23 @@ class Deployments(Mapping[str, Deployment]):
             raise
 
     async def unload(self, model_id: str) -> CatalogueEntry:
-        """Drop a model from memory when its calls have ended; its catalogue entry stays."""
+        """Drop a model from memory when its calls have ended; its catalogue entry stays.
+
+        A load that failed is no longer listed as that; if a client had asked for it, the id is free again.
+        """
         self._entry_to_load(model_id)  # an unknown id gets no lock
         async with self._loading.setdefault(model_id, asyncio.Lock()):
             entry = self._entry_to_load(model_id)
             deployment = self._taken(model_id)
             if deployment is not None:
-                entry.hosted, entry.state = None, ModelState.UNLOADED
+                entry.forget()
                 # Calls that wait for a compiled pass run eagerly now: they need the pool.
                 await asyncio.shield(self._dropped(deployment))
                 await deployment.pool.drain()
+            elif entry.state is ModelState.FAILED and entry.is_spec_known:
+                entry.forget()
+                if entry.is_requested and self._catalogue.holds(entry):
+                    self._catalogue.remove(model_id)
             return entry
 
     async def build(self, spec: ModelSpec, replicas: int) -> Deployment:
@@ -215,8 +222,7 @@ class Deployments(Mapping[str, Deployment]):
         Raises:
             ServiceError: `MODEL_INVALID`, it cannot run on its example input.
         """
-        deployment = await self._owner.run(lambda: self._make(hosted, 1, is_live=True))
-        deployment.owner = owner
+        deployment = await self._owner.run(lambda: self._make(hosted, 1, owner))
         self._by_id[hosted.spec.model_id] = deployment
         self._catalogue.adopt(hosted, owner)
 
@@ -233,11 +239,10 @@ class Deployments(Mapping[str, Deployment]):
             raise guest_refused(model_id)
         return entry
 
-    def _make(self, hosted: HostedModel, replicas: int, *, is_live: bool = False) -> Deployment:
-        deployment = make_deployment(hosted, replicas, self._limits().max_queue, is_live=is_live)
-        deployment.max_pass_bytes = lambda: self._limits().max_pass_bytes
-        deployment.max_pass_s = lambda: self._limits().max_pass_s
-        return deployment
+    def _make(self, hosted: HostedModel, replicas: int, owner: str | None = None) -> Deployment:
+        """Make a deployment; one with an owner is a trainer's."""
+        max_queue, is_live = self._limits().max_queue, owner is not None
+        return make_deployment(hosted, replicas, max_queue, is_live=is_live, owner=owner, limits=self._limits)
 
     def _drop(self, model_id: str) -> None:
         deployment = self._taken(model_id)

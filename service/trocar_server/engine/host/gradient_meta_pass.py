@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from trocar_server.engine.execute.collecting import PassSpec, collect
+from trocar_server.engine.execute.collecting import EditMissedError, NoGradientError, PassSpec, collect
 from trocar_server.engine.request.plan import Plan, Signature
 from trocar_server.engine.resolve.planner import MetaPassResult, Resolved
 from trocar_server.errors import ServiceError
@@ -34,6 +34,8 @@ def run_meta_pass(
 
     Raises:
         ServiceError: Errors of edits or objective.
+        EditMissedError: See `collect`.
+        NoGradientError: See `collect`.
         PassAborted: The guard stopped it.
     """
     arguments = forward.called(
@@ -42,15 +44,15 @@ def run_meta_pass(
     operands = [[_empty(s.shape, s.dtype) for s in request.edit.operands] for request in plan.edits]
     labels = [_empty(spec.shape, spec.dtype) for spec in plan.objective_operands]
     swaps = [entry for entry in resolved.surgery.edits if entry.swap]
-    found = {e.swap.key: _empty(e.leaf.shape or (), e.leaf.dtype) for e in swaps if e.swap and e.swap.source}
-    pass_spec = make_pass_spec(resolved, operands, labels, found)
+    result = {e.swap.key: _empty(e.leaf.shape or (), e.leaf.dtype) for e in swaps if e.swap and e.swap.source}
+    pass_spec = make_pass_spec(resolved, operands, labels, result)
     watch, live = WriteWatch(), LiveBytes()
     watch.live = live
     attention = {torch.ops.aten._softmax.default}  # whether the model has attention is not known
     try:
         with torch.no_grad(), watch, fused_attention(live, attention):
             collected = collect(meta, arguments, pass_spec, guard)
-    except ServiceError:
+    except (ServiceError, EditMissedError, NoGradientError):
         raise
     except Exception:  # noqa: BLE001 - torch and the model may raise anything on meta
         return None
@@ -62,7 +64,7 @@ def make_pass_spec(
     resolved: Resolved,
     operands: Sequence[Sequence[torch.Tensor]],
     labels: Sequence[torch.Tensor],
-    found: dict[str, torch.Tensor],
+    outcome: dict[str, torch.Tensor],
 ) -> PassSpec:
     """Return the specification of a pass for a resolved plan.
 
@@ -70,14 +72,14 @@ def make_pass_spec(
         resolved: The plan.
         operands: The tensors of each edit request, by its position.
         labels: The tensors of the objective.
-        found: Values for swaps from other passes, by key.
+        outcome: Values for swaps from other passes, by key.
     """
     surgery = resolved.surgery
     gradients = [entry.target for entry in resolved.targets if entry.target.is_gradient]
     values = [surgery.actual(entry.target) for entry in resolved.targets if not entry.target.is_gradient]
     if surgery.is_nothing:
         return PassSpec(values, calls=resolved.calls)
-    bound = surgery.bound(gradients, operands, found)
+    bound = surgery.bound(gradients, operands, outcome)
     return PassSpec(
         values,
         bound,

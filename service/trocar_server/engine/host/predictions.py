@@ -71,8 +71,8 @@ class Predictions:
         if not known:
             return None
         shapes = _shapes(self._in_call_order(signature))
-        found = (symbolic.recording(shapes) for symbolic in known if kinds <= symbolic.template.kinds)
-        return next((recording for recording in found if recording is not None), None)
+        result = (symbolic.recording(shapes) for symbolic in known if kinds <= symbolic.template.kinds)
+        return next((recording for recording in result if recording is not None), None)
 
     def has(self, signature: Signature) -> bool:
         """Whether recordings of such signatures are predicted."""
@@ -127,7 +127,7 @@ class Predictions:
     def drop(self, signature: Signature) -> None:
         """Stop predicting signatures of one kind: a pass differed from its prediction."""
         kind = kind_of(signature)
-        self.symbolic = {known: found for known, found in self.symbolic.items() if known != kind}
+        self.symbolic = {known: result for known, result in self.symbolic.items() if known != kind}
         self._recorded.update({(kind, some): _ATTEMPTS[-1] for some in (frozenset[str](), _PREDICTED)})
 
     def _in_call_order(self, signature: Signature) -> Signature:
@@ -200,10 +200,10 @@ def _has_same_attention(predicted: Recording, recorded: Recording) -> bool:
     """Whether attention is computed by the same calls; their steps among other functions don't matter."""
 
     def records_of(recording: Recording) -> list[ModuleRecord]:
-        found = recording.attention if "attention" in predicted.kinds else None
+        result = recording.attention if "attention" in predicted.kinds else None
         return [
             replace(record, calls=[replace(call, started=0, ended=0) for call in record.calls])
-            for record in (found or {}).values()
+            for record in (result or {}).values()
         ]
 
     return records_of(predicted) == records_of(recorded)

@@ -19,6 +19,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import copied_arguments
+from trocar_server.engine.host.rejections import rejection
 from trocar_server.engine.request.plan import Flag, Signature, TensorSignature
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError, first_line
@@ -174,9 +175,28 @@ class ModelRecorder:
 def record_example(hosted: HostedModel) -> tuple[ModelRecorder, Recording]:
     """Record a pass on the example input, on the meta device if possible.
 
+    A model that fails on one sample may need several: it is tried with two, and the recorder's model then has
+    such examples.
+
     Raises:
         ServiceError: `MODEL_INVALID`, the model cannot run on it.
     """
+    result = _recorded(hosted)
+    if isinstance(result, Exception) and hosted.example_batch == 1:
+        pair = replace(hosted, example_batch=2, known_pristine=hosted.pristine)
+        again = _recorded(pair)
+        result = result if isinstance(again, Exception) else again
+    if not isinstance(result, Exception):
+        return result
+    raise ServiceError(
+        ErrorReason.MODEL_INVALID,
+        f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
+        f"({rejection(first_line(result))}); {_shape_advice(hosted)}",
+    ) from result
+
+
+def _recorded(hosted: HostedModel) -> tuple[ModelRecorder, Recording] | Exception:
+    """Return a recorded pass on the example input, or the first error on data."""
     for args, keywords in example_arguments(hosted):
         with suppress(Exception):  # detection models, among others, read their data: no meta pass
             meta = make_meta_replica(hosted.module)
@@ -193,11 +213,7 @@ def record_example(hosted: HostedModel) -> tuple[ModelRecorder, Recording]:
             return ModelRecorder(hosted, None), recording
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             problem = problem or error
-    raise ServiceError(
-        ErrorReason.MODEL_INVALID,
-        f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
-        f"({first_line(problem)}); {_shape_advice(hosted)}",
-    ) from problem
+    return problem or ValueError("no example input")
 
 
 def _record_data(module: nn.Module, args: Sequence[object], keywords: Mapping[str, object]) -> Recording:
@@ -221,9 +237,18 @@ def example_dtype(example: Recording) -> torch.dtype:
     return next((dtype for dtype in taken if dtype is not None), torch.float32)
 
 
-def example_arguments(hosted: HostedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def examples(hosted: HostedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield the example input, and one of two samples for a model that does not take one."""
+    yield from example_arguments(hosted)
+    if hosted.example_batch == 1:
+        yield from example_arguments(hosted, 2)
+
+
+def example_arguments(
+    hosted: HostedModel, batch: int | None = None
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the example input, and integer zeros for a custom model of unknown inputs: it may take tokens."""
-    inputs = hosted.example_inputs()
+    inputs = hosted.example_inputs(batch)
     args, keywords = hosted.forward.called(hosted.example_names, inputs)
     yield tuple(args), keywords
     if hosted.spec.is_custom and hosted.known_signature is None:
@@ -234,13 +259,13 @@ def example_arguments(hosted: HostedModel) -> Iterator[tuple[tuple[Any, ...], di
 
 def lacks_data(error: BaseException) -> bool:
     """Whether an error of a pass on the meta device is due to missing data."""
-    found: BaseException | None = error
-    while found is not None:
+    result: BaseException | None = error
+    while result is not None:
         # In torch 2.14: "Tensor.item() cannot be called on meta tensors", "Cannot copy out of meta tensor",
         # "... found at least two devices, cpu and meta", and operators without a meta kernel.
-        if isinstance(found, NotImplementedError) or "meta" in str(found).lower():
+        if isinstance(result, NotImplementedError) or "meta" in str(result).lower():
             return True
-        found = found.__cause__ or found.__context__
+        result = result.__cause__ or result.__context__
     return False
 
 

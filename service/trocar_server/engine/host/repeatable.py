@@ -24,8 +24,9 @@ import torch
 from torch import nn
 
 from trocar_server.engine.execute.collecting import copied_arguments
-from trocar_server.engine.host.recordings import Called, example_arguments, to_meta
+from trocar_server.engine.host.recordings import Called, examples, to_meta
 from trocar_server.models import HostedModel, make_meta_replica, make_training_copy
+from trocar_server.models.replicas import kept_tensors
 from trocar_server.storage.tensor_bytes import bytes_of
 from trocar_server.surgery.recording.recording import all_tensors
 from trocar_server.surgery.recording.writes import WriteJournal, WriteWatch
@@ -41,7 +42,7 @@ def examine(hosted: HostedModel) -> bool:
     Returns:
         Whether the passes agree in every bit of every module, and draw no random numbers.
     """
-    for called in example_arguments(hosted):
+    for called in examples(hosted):
         for mode in (torch.inference_mode, torch.no_grad):
             with suppress(_PassFailedError):  # for example because it takes integers
                 return _agree(hosted, called, mode())
@@ -55,14 +56,14 @@ def written_by(module: nn.Module, hosted: HostedModel) -> frozenset[str]:
         module: A tree over the memory of the model; it is left as it is.
         hosted: The model, for its example input.
     """
-    for args, keywords in example_arguments(hosted):
+    for args, keywords in examples(hosted):
         with suppress(Exception), torch.no_grad():  # a model that reads its data, or takes integers
             meta = make_meta_replica(module)
             tensors, watch = all_tensors(meta), WriteWatch()
             with watch:
                 meta(*to_meta(args), **dict(zip(keywords, to_meta(tuple(keywords.values())), strict=True)))
             return frozenset(name for name, tensor in tensors.items() if watch.last_write(tensor))
-    for called in example_arguments(hosted):
+    for called in examples(hosted):
         journal = WriteJournal(all_tensors(own := make_training_copy(module, ())))
         is_whole = False
         with torch.random.fork_rng(devices=[hosted.device] if hosted.device.type == "cuda" else []):
@@ -107,7 +108,7 @@ def _observed(
     """Run a pass on a tree of its own, and note the tensors that it wrote to."""
     before = all_tensors(module)
     marks = {name: _mark(tensor) for name, tensor in before.items()}
-    journal = WriteJournal(before)
+    journal, kept = WriteJournal(before), kept_tensors(module)
     # Not modules that a first pass makes: only a second one would have their values.
     parts = [module.get_submodule(path) for path, _ in hosted.module.named_modules()]
     try:
@@ -123,6 +124,7 @@ def _observed(
     written |= {name for name, mark in marks.items() if mark != _mark(before[name])}
     written |= _changed_buffers(hosted.module, before)
     hosted.pristine.note(written)
+    hosted.pristine.keeps_tensors |= bool(kept_tensors(module) - kept)
     return _Observed(digest, has_replaced or bool(written), draws.has_drawn)
 
 

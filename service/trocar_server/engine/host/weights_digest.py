@@ -46,7 +46,7 @@ async def _weights_digest(deployment: Deployment, others: Iterable[Deployment], 
     kept = deployment.tensor_digests
     try:
         changing, unchanging = await owner.run(lambda: _taken(deployment.hosted.module, kept, fixed))
-        found = await asyncio.to_thread(_digests, changing)
+        digests = await asyncio.to_thread(_digests, changing)
         for group in _groups(unchanging):
             # Other calls run between two copies from a GPU, and memory holds one of them.
             is_on_cpu = all(tensor.device.type == "cpu" for tensor in group.values())
@@ -54,7 +54,7 @@ async def _weights_digest(deployment: Deployment, others: Iterable[Deployment], 
             kept.update(await asyncio.to_thread(_digests, copied))
     except (ServiceError, RuntimeError, TypeError):
         return deployment.version
-    return hashlib.sha256(json.dumps({**kept, **found}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps({**kept, **digests}, sort_keys=True).encode()).hexdigest()
 
 
 def _taken(

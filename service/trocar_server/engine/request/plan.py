@@ -16,7 +16,7 @@ from trocar_server.engine.request.priority import Priority
 from trocar_server.processing.inputs import AudioInput, ProcessedInput, ProcessorInput
 from trocar_server.surgery import Selector
 from trocar_server.tensors.edits import Edit
-from trocar_server.tensors.reductions import Cast, OperandSpec, Reduction, operand_specs
+from trocar_server.tensors.reductions import Cast, Lens, OperandSpec, Positions, Reduction, operand_specs
 from trocar_server.tensors.stats import NO_PARAMETERS, Scope, Statistic, StatisticParameters
 
 Payload: TypeAlias = NDArray[np.uint8]
@@ -53,8 +53,17 @@ class TapRequest:
     """Whether values may be of `WIDE_UNSIGNED`, which our own wire format has no names for."""
     includes_padding: bool = False
     """Whether statistics and reductions count the tokens of padding. See Note: [Padding]."""
+    positions: Positions | None = None
+    """Of a text that is generated: whose rows are collected; all when None. Elsewhere the first reduction."""
     suffix: str = ""
     """Appended to every name of this tap's values, so that another tap may select the same values."""
+    stored: str = ""
+    """The name under which its operands are stored; empty for those of the request itself."""
+
+    @cached_property
+    def reads_tokens(self) -> bool:
+        """Whether the value is read by the model's head, as tokens."""
+        return bool(self.reductions) and isinstance(self.reductions[-1], Lens)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -163,12 +172,17 @@ class EditRequest:
         edit: The operation.
         is_after_taps: Whether taps at the same place see the value before the edit.
         stored: The name of the stored list that it comes from; empty for an edit of the request itself.
+        positions: Of a text that is generated: which are changed; all when None. Elsewhere they are in the
+            region of the edit.
+        stored_gate: The name under which the tensors of its gate are stored; empty without a gate.
     """
 
     selector: Selector
     edit: Edit
     is_after_taps: bool = False
     stored: str = ""
+    positions: Positions | None = None
+    stored_gate: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,8 +241,25 @@ class Plan:
 
     @cached_property
     def needs_processing(self) -> bool:
-        """Whether there are inputs for the model's processor."""
-        return bool(self.unprocessed) or any(source.unprocessed for source in self.sources)
+        """Whether there are inputs for the model's processor, or positions of texts."""
+        return (
+            bool(self.unprocessed) or any(source.unprocessed for source in self.sources) or self.has_positions
+        )
+
+    @cached_property
+    def has_positions(self) -> bool:
+        """Whether a tap or an edit selects positions of texts that are not read yet."""
+        of_taps = (reduction for tap in self.taps for reduction in tap.reductions)
+        of_edits = (request.edit.region.tokens for request in self.edits)
+        of_objective = () if self.objective is None else self.objective.reductions
+        given = (*of_taps, *of_edits, *of_objective, *self.read_positions)
+        return any(isinstance(entry, Positions) for entry in given)
+
+    @property
+    def read_positions(self) -> list[Positions]:
+        """Positions of prompts that depend on the tokens of these."""
+        of_taps, of_edits = ([entry.positions for entry in entries] for entries in (self.taps, self.edits))
+        return [entry for entry in (*of_taps, *of_edits) if entry is not None and entry.reads_text]
 
     @cached_property
     def negative_zeros(self) -> tuple[tuple[int, str], ...]:
@@ -274,7 +305,7 @@ class Plan:
 
     @property
     def edit_operands(self) -> list[OperandSpec]:
-        """The tensors that the edits need, those of stored ones included."""
+        """The tensors that the edits need, stored edits included."""
         return [spec for request in self.edits for spec in request.edit.operands]
 
     @property

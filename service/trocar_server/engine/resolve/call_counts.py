@@ -8,6 +8,7 @@ again on a recording of its own data. `block@0` means the same for any data, and
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from trocar_server.engine.execute.collecting import CallCounts
 from trocar_server.surgery import Recording, Selector, Skips, attention_names, parse_selector
@@ -20,7 +21,12 @@ def uncertain(selectors: Iterable[Selector], recording: Recording) -> list[Selec
         return []
     staged = recording.stages
     unstaged = (parse_selector(staged[s.path]) if s.path in staged else s for s in selectors)
-    return [selector for selector in unstaged if selector.depends_on_calls]
+    first = recording.second_names.first
+    named = (
+        selector if selector.is_pattern else replace(selector, path=first(selector.path))
+        for selector in unstaged
+    )
+    return [selector for selector in named if selector.depends_on_calls]
 
 
 def calls_of(selectors: Sequence[Selector], recording: Recording, skips: Skips | None = None) -> CallCounts:
@@ -36,9 +42,14 @@ def calls_of(selectors: Sequence[Selector], recording: Recording, skips: Skips |
     if any(selector.is_attention for selector in selectors):
         functions |= attention_names(records)
     of_functions = {("fn", name): len(records[name].calls) if name in records else 0 for name in functions}
+    names = recording.second_names.of
     of_modules = {
         ("module", path): len(record.calls) - (skips.missing(record.calls) if skips else 0)
         for path, record in structure_of(recording.modules).items()
-        if any(s.order is not None or s.matches(path, record.type_name) for s in selectors if s.kind != "fn")
+        if any(
+            s.order is not None or any(s.matches(name, record.type_name) for name in names(path))
+            for s in selectors
+            if s.kind != "fn"
+        )
     }
     return of_modules | of_functions

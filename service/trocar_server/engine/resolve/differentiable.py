@@ -26,7 +26,7 @@ def with_gradients(values: Sequence[Value], selector: Selector, recording: Recor
     Raises:
         ServiceError: `NOT_DIFFERENTIABLE`, there is none, or an exact selector names one that has none.
     """
-    found: list[Value] = []
+    gradients: list[Value] = []
     for target, leaf in values:
         try:
             check_float(target, leaf)
@@ -36,8 +36,8 @@ def with_gradients(values: Sequence[Value], selector: Selector, recording: Recor
             continue
         # torch has no derivative for batch-norm statistics, and raises when one is requested.
         if not (selector.is_plural and target.parameter in recording.modules[target.path].buffers):
-            found.append((target, leaf))
-    if not found:
+            gradients.append((target, leaf))
+    if not gradients:
         target, leaf = values[0]
         raise no_gradient_of(target.name, leaf.dtype or torch.float32)
-    return found
+    return gradients

@@ -20,13 +20,15 @@ from trocar_server.surgery import (
     parse_selector,
     resolve,
 )
-from trocar_server.surgery.axes.layout import channel_dim_of, samples_dim_of
+from trocar_server.surgery.axes.layout import channel_dim_of, samples_dim_of, tokens_dim_of
 from trocar_server.surgery.recording.recording import ModuleCall
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.surgery.selectors.selectors import SINK
+from trocar_server.surgery.sessions.editing import GateValue
 from trocar_server.tensors.edits import (
     AddInput,
     Edit,
+    Gate,
     MeanAblate,
     Resample,
     Skip,
@@ -71,6 +73,7 @@ class PlannedEdit:
         leaf: Shape and dtype of the value.
         call_input: The input of the same call that the edit needs.
         swap: The replacement of a swap.
+        gate: The value that its gate reads, if that is another one, and its dimensions.
         written_bytes: The bytes of inputs of its call that may be written to. See `call_writes`.
     """
 
@@ -81,6 +84,7 @@ class PlannedEdit:
     call_input: CallInput | None = None
     swap: SwapValue | None = None
     written_bytes: int = 0
+    gate: tuple[Target | None, GateValue] | None = None
 
     @property
     def byte_count(self) -> int:
@@ -106,13 +110,13 @@ def plan_edits(
         ServiceError: A selector's error, `EDIT_SHAPE_MISMATCH`, `EDIT_DTYPE_REJECTED`, `EDIT_NOT_POSSIBLE` or
             `UNKNOWN_SOURCE`; for a pattern, where the edit fits none of its matches.
     """
-    found: list[PlannedEdit] = []
+    result: list[PlannedEdit] = []
     expansions = []
     for position, request in enumerate(edits):
         planned = list(_plan_one(position, request, recording, sources))
-        found += planned
+        result += planned
         expansions.append((request.selector.text, tuple(entry.target.name for entry in planned)))
-    return tuple(found), tuple(expansions)
+    return tuple(result), tuple(expansions)
 
 
 def _plan_one(
@@ -175,7 +179,14 @@ def _planned(
                 "change nothing; select an existing position",
             )
     return PlannedEdit(
-        position, request, target, leaf, call_input, swap, _written_bytes(target, edit, recording)
+        position,
+        request,
+        target,
+        leaf,
+        call_input,
+        swap,
+        _written_bytes(target, edit, recording),
+        None if edit.gate is None else _gate_value(edit, edit.gate, value, recording),
     )
 
 
@@ -276,6 +287,43 @@ def _swap_value(
             "as a source to swap in a later value",
         )
     return SwapValue(swap.source, origin, selector), leaf
+
+
+def _gate_value(
+    edit: Edit, gate: Gate, value: Value, recording: Recording
+) -> tuple[Target | None, GateValue]:
+    """Return the value that a gate reads, None for the edited one, and the dimensions of both.
+
+    Raises:
+        ServiceError: `EDIT_NOT_POSSIBLE`, it comes later, or one of the two has no tokens, or others.
+    """
+    target, leaf = value
+    ((origin, read),) = resolve([parse_selector(gate.place)], recording)[0]
+    is_own = origin.name == target.name
+    problem = ""
+    if target.kind != "module" or target.is_gradient or target.parameter is not None:
+        problem = "a gate is for edits of values of modules"
+    elif not is_own and call_order(origin, recording) >= call_order(target, recording):
+        problem = f"its gate reads '{origin.name}', which is computed later in the pass; use an earlier place"
+    dims = [(samples_dim_of(each.layout), tokens_dim_of(each.layout)) for each in (origin, target)]
+    sizes = [
+        tuple(0 if dim is None else (one.shape or ())[dim] for dim in pair)
+        for one, pair in zip((read, leaf), dims, strict=True)
+    ]
+    if not problem and (None in (*dims[0], *dims[1]) or len(read.shape or ()) != 3 or sizes[0] != sizes[1]):
+        problem = (
+            f"a gate reads one number for each token, and '{origin.name}' of shape {read.shape} has not "
+            f"the samples and tokens of this value of shape {leaf.shape}"
+        )
+    if problem:
+        raise _impossible(target.name, edit, problem)
+    (samples, tokens), (edited_samples, edited_tokens) = dims
+    assert samples is not None
+    assert tokens is not None
+    assert edited_samples is not None
+    assert edited_tokens is not None
+    key = "" if is_own else origin.name
+    return (None if is_own else origin), GateValue(key, samples, tokens, edited_samples, edited_tokens)
 
 
 @contextmanager

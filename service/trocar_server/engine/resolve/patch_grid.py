@@ -28,7 +28,7 @@ def input_sizes(recording: Recording) -> Mapping[str, int]:
 
 
 def with_grid(tap: TapRequest, target: Target, grids: Sequence[TokenGrid]) -> TapRequest:
-    """Return a tap whose `Grid` without numbers has those of the value, where they are known.
+    """Return a tap whose `Grid` without numbers has the value's, where they are known.
 
     Raises:
         ServiceError: `REDUCTION_REJECTED`, its patches are of a video, or other tokens come behind them.

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
+
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import CallCounts
 from trocar_server.engine.request.plan import SENDABLE, WIDE_UNSIGNED, Signature, TapRequest
@@ -28,6 +30,7 @@ from trocar_server.surgery.axes.token_grid import token_grids
 from trocar_server.surgery.recording.recording import structure_of
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.tensors.reductions import dtype_name, operand_specs
+from trocar_server.tensors.reductions.reduction_stage import FLOAT8
 
 _ANY_SELECTOR = parse_selector("/in")
 
@@ -147,13 +150,13 @@ def resolve_taps(
     """
     resolved = resolve((tap.selector for tap in taps), recording)
     sizes = input_sizes(recording)
-    found = [_possible(values, tap, surgery, recording) for tap, values in zip(taps, resolved, strict=True)]
+    result = [_possible(values, tap, surgery, recording) for tap, values in zip(taps, resolved, strict=True)]
     expansions = [
         [
             _tap_target((_named(target, tap, len(values)), leaf), tap, recording, sizes, index)
             for target, leaf in values
         ]
-        for index, (tap, values) in enumerate(zip(taps, found, strict=True))
+        for index, (tap, values) in enumerate(zip(taps, result, strict=True))
     ]
     targets = tuple(_unique(target for targets in expansions for target in targets))
     _check_dtypes(targets)
@@ -210,6 +213,11 @@ def _type_name(target: Target, recording: Recording) -> str:
     return recording.of_kind(target.kind)[target.path].type_name
 
 
+def _remedy(dtype: torch.dtype | None) -> str:
+    exactly = 'cast them, cast="float16", which is exact, or ' if dtype in FLOAT8 else ""
+    return f"{exactly}ask for statistics alone"
+
+
 def _check_dtypes(targets: Sequence[TapTarget]) -> None:
     for target in targets:
         dtype_sent = target.outputs[0].dtype
@@ -219,7 +227,7 @@ def _check_dtypes(targets: Sequence[TapTarget]) -> None:
             raise ServiceError(
                 ErrorReason.NOT_A_TENSOR,
                 f"the values of '{target.target.name}' are {dtype}, which cannot be sent; "
-                "ask for statistics alone",
+                f"{_remedy(dtype_sent)}",
             )
 
 

@@ -35,16 +35,16 @@ def reached(surgery: SurgeryPlan, wanted: Sequence[Target], recording: Recording
             "change; tap modules or functions (`fn:`) instead"
         )
     reach = _Reach(surgery, wanted, recording)
-    found: list[PlannedEdit] = []
+    result: list[PlannedEdit] = []
     names: list[tuple[str, tuple[str, ...]]] = []
     for position, (text, _) in enumerate(surgery.expansions):
         entries = [entry for entry in surgery.edits if entry.position == position]
         coming = [entry for entry in entries if reach.comes_to(entry)]
         if entries and not coming:
             raise reach.refusal(entries[0])
-        found += coming
+        result += coming
         names.append((text, tuple(entry.target.name for entry in coming)))
-    return replace(surgery, edits=tuple(found), expansions=tuple(names))
+    return replace(surgery, edits=tuple(result), expansions=tuple(names))
 
 
 def edits_due(surgery: SurgeryPlan) -> frozenset[str]:
@@ -72,7 +72,7 @@ class _Reach:
     def comes_to(self, entry: PlannedEdit) -> bool:
         if entry.target.is_gradient:
             return any(self._is_upstream(target, entry) for target in self._gradients)
-        if entry.target.parameter is not None and any(_is_same(entry.target, t) for t in self.wanted):
+        if entry.target.parameter is not None and any(self._is_same(entry.target, t) for t in self.wanted):
             return True
         end = max((place(target, self.recording) for target in self._ends), default=None)
         if end is None:
@@ -104,7 +104,7 @@ class _Reach:
         """Whether a gradient is computed from an edited one, or is the edited one."""
         edited = entry.target
         if edited.parameter is not None:
-            return _is_same(edited, wanted) or self._may_be_tied(edited, wanted)
+            return self._is_same(edited, wanted) or self._may_be_tied(edited, wanted)
         first, here = self._use(wanted), place(edited, self.recording)
         return first < here or (first == here and not entry.request.is_after_taps)
 
@@ -114,7 +114,8 @@ class _Reach:
             return place(target, self.recording)
         read_at = self._read_at(target)
         if read_at is None:
-            calls = self.recording.modules[target.path].calls
+            places = self.recording.second_names.places((target.path, target.parameter))
+            calls = [call for path, _ in places for call in self.recording.modules[path].calls]
             return min((call.started for call in calls), default=0), 0, 1
         never = 1 << 62
         return (never if read_at < 0 else read_at), 0, 1
@@ -122,6 +123,13 @@ class _Reach:
     def _read_at(self, target: Target) -> int | None:
         leaf = self.recording.modules[target.path].parameters.get(target.parameter or "")
         return None if leaf is None else leaf.read_at
+
+    def _is_same(self, edited: Target, wanted: Target) -> bool:
+        """Whether two targets of parameters, or of their gradients, are one tensor."""
+        if edited.is_gradient != wanted.is_gradient or wanted.parameter is None:
+            return False
+        places = self.recording.second_names.places((edited.path, edited.parameter or ""))
+        return (wanted.path, wanted.parameter) in places
 
     def _may_be_tied(self, edited: Target, wanted: Target) -> bool:
         """Whether two names may refer to one tensor: it is then read at the same step."""
@@ -131,10 +139,6 @@ class _Reach:
         if leaves[0] is None or leaves[1] is None:
             return True
         return (leaves[0].read_at, leaves[0].shape) == (leaves[1].read_at, leaves[1].shape)
-
-
-def _is_same(edited: Target, wanted: Target) -> bool:
-    return (edited.path, edited.port, edited.is_gradient) == (wanted.path, wanted.port, wanted.is_gradient)
 
 
 def _refusal(message: str, name: str = "", **details: str) -> ServiceError:

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.execute.collecting import CallCounts, Scoring
-from trocar_server.engine.execute.scoring import objective_value
+from trocar_server.engine.execute.collecting import CallCounts
+from trocar_server.engine.execute.scoring import Scoring, objective_value
 from trocar_server.engine.request.objective import Objective
 from trocar_server.engine.request.plan import EditRequest
 from trocar_server.engine.resolve.call_counts import calls_of, uncertain
@@ -23,6 +23,7 @@ from trocar_server.surgery import (
     Skips,
     Surgery,
     Target,
+    parse_selector,
     resolve,
 )
 from trocar_server.surgery.resolution.values import Value
@@ -83,6 +84,8 @@ class SurgeryPlan:
             yield entry.request.selector
             if entry.swap and not entry.swap.source:
                 yield entry.swap.selector
+            if entry.gate and entry.gate[0]:
+                yield parse_selector(entry.gate[0].name)
         if self.objective is not None:
             yield from self.objective.selectors
             yield from (penalty.selector for penalty in self.objective.penalties)
@@ -91,6 +94,7 @@ class SurgeryPlan:
         """Return every target used in the forward pass: edits, values that swaps take, the objective."""
         yield from (entry.target for entry in self.edits)
         yield from (entry.swap.target for entry in self.edits if entry.swap and not entry.swap.source)
+        yield from (entry.gate[0] for entry in self.edits if entry.gate and entry.gate[0])
         yield from (target for target, _ in (*self.scored, *self.anchors))
 
     def swaps_from(self, source: str) -> list[SwapValue]:
@@ -110,7 +114,7 @@ class SurgeryPlan:
     @property
     def extra_bytes(self) -> int:
         """The peak bytes of edits: one at a time, except parameters and swaps, which add up."""
-        kept = [e.leaf.byte_count for e in self.edits if e.swap or e.target.parameter is not None]
+        kept = [e.leaf.byte_count for e in self.edits if e.swap or e.gate or e.target.parameter is not None]
         return sum(kept) + max((entry.byte_count for entry in self.edits), default=0)
 
     def scoring(self, labels: Sequence[torch.Tensor]) -> Scoring | None:
@@ -124,18 +128,19 @@ class SurgeryPlan:
         self,
         gradients: Sequence[Target],
         operands: Sequence[Sequence[torch.Tensor]],
-        found: Mapping[str, torch.Tensor],
+        outcome: Mapping[str, torch.Tensor],
     ) -> Surgery:
         """Return the surgery of one pass.
 
         Args:
             gradients: The gradients to collect.
             operands: The tensors of each edit request, by its position.
-            found: Values for swaps from other passes.
+            outcome: Values for swaps from other passes.
         """
         forward = [entry for entry in self.edits if not entry.target.is_gradient]
         backward = [entry for entry in self.edits if entry.target.is_gradient]
         inner = {e.swap.key: e.swap.target for e in forward if e.swap and not e.swap.source}
+        inner |= {gate.name: gate for gate in (e.gate[0] for e in forward if e.gate) if gate is not None}
         collected = [GradientPoint(self.actual(target)) for target in gradients]
         edited = [
             GradientPoint(self.actual(e.target), self._edit_target(e, operands), e.request.is_after_taps)
@@ -147,7 +152,7 @@ class SurgeryPlan:
             points=(*collected, *edited),
             anchors=tuple(self.actual(target) for target, _ in self.anchors),
             inner=tuple(replace(self.actual(target), clone=True) for target in inner.values()),
-            found=found,
+            found=outcome,
         )
 
     def _edit_target(self, entry: PlannedEdit, operands: Sequence[Sequence[torch.Tensor]]) -> EditTarget:
@@ -159,6 +164,7 @@ class SurgeryPlan:
             entry.swap.key if entry.swap else "",
             entry.position,
             is_in_place=entry.written_bytes > 0,
+            gate=entry.gate[1] if entry.gate else None,
         )
 
 
@@ -182,19 +188,19 @@ def plan_surgery(
         planned, expansions = _that_happen(planned, expansions, skips)
     scored, anchors = _scored(objective, recording) if objective else ((), ())
     calls = _calls_of_sources(planned, sources)
-    found = SurgeryPlan(planned, expansions, objective, scored, anchors, calls, skips)
-    for target in found.targets():
-        found.actual(target)
-    return found
+    surgery_plan = SurgeryPlan(planned, expansions, objective, scored, anchors, calls, skips)
+    for target in surgery_plan.targets():
+        surgery_plan.actual(target)
+    return surgery_plan
 
 
 def _calls_of_sources(planned: Sequence[PlannedEdit], sources: Sources) -> dict[str, CallCounts]:
-    found: dict[str, CallCounts] = {}
+    result: dict[str, CallCounts] = {}
     for name, recording in sources.items():
         selectors = [entry.swap.selector for entry in planned if entry.swap and entry.swap.source == name]
         if recording is not None and (doubtful := uncertain(selectors, recording)):
-            found[name] = calls_of(doubtful, recording)
-    return found
+            result[name] = calls_of(doubtful, recording)
+    return result
 
 
 def _that_happen(
@@ -205,16 +211,16 @@ def _that_happen(
     Raises:
         ServiceError: `MODULE_NOT_CALLED`, all matches of a pattern are.
     """
-    found: list[PlannedEdit] = []
+    result: list[PlannedEdit] = []
     names: list[tuple[str, tuple[str, ...]]] = []
     for position, (text, _) in enumerate(expansions):
         entries = [entry for entry in planned if entry.position == position]
         happening = [entry for entry in entries if not skips.is_inside(entry.target)]
         if not happening or not entries[0].request.selector.is_plural:
             happening = entries  # refused like any other target
-        found += happening
+        result += happening
         names.append((text, tuple(entry.target.name for entry in happening)))
-    return tuple(found), tuple(names)
+    return tuple(result), tuple(names)
 
 
 def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
@@ -237,14 +243,22 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def _one_value(selector: Selector, recording: Recording) -> Value:
     (values,) = resolve([selector], recording)
     ((target, leaf), *more) = values
-    if more or target.kind != "module" or selector.parameter is not None:
-        raise ServiceError(
-            ErrorReason.OBJECTIVE_REJECTED,
-            f"objective: '{selector.text}' stands for {len(values)} values, for example '{target.name}'; it "
-            "is made of single values of modules",
-            selector=selector.text,
-        )
-    return target, leaf
+    if more:
+        problem = f"stands for {len(values)} values; name one of them, for example {_as_place(target.name)}"
+    elif target.kind != "module" or selector.parameter is not None:
+        problem = "is no value of a module, and objectives are made of those"
+    else:
+        return target, leaf
+    raise ServiceError(
+        ErrorReason.OBJECTIVE_REJECTED,
+        f"objective: '{selector.text}' {problem}",
+        selector=selector.text,
+    )
+
+
+def _as_place(name: str) -> str:
+    """Return a selector as the argument of an objective in Python."""
+    return f"at='{name}'" if '"' in name else f'at="{name}"'
 
 
 def that_run(values: Sequence[Value], selector: Selector, surgery: SurgeryPlan) -> list[Value]:
@@ -253,14 +267,14 @@ def that_run(values: Sequence[Value], selector: Selector, surgery: SurgeryPlan) 
     Raises:
         ServiceError: `MODULE_NOT_CALLED`, all are inside, or an exact selector's value is.
     """
-    found: list[Value] = []
+    result: list[Value] = []
     problem: ServiceError | None = None
     for value in values:
         try:
             surgery.actual(value[0])
-            found.append(value)
+            result.append(value)
         except ServiceError as error:
             problem = error
-    if problem is not None and not (found and selector.is_plural):
+    if problem is not None and not (result and selector.is_plural):
         raise problem
-    return found
+    return result

@@ -14,7 +14,14 @@ from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Target
 from trocar_server.surgery.axes.layout import samples_dim_of
 from trocar_server.surgery.axes.token_grid import TokenGrid
-from trocar_server.tensors.reductions import CastSignature, Reduced, cast_signature, reduced_signature
+from trocar_server.tensors.reductions import (
+    CastSignature,
+    Lens,
+    Readout,
+    Reduced,
+    cast_signature,
+    reduced_signature,
+)
 from trocar_server.tensors.stats import Accumulator, Scope, Statistic, number_count
 from trocar_server.tensors.stats.groups import resolve_channel_dim
 from trocar_server.tensors.stats.statistic import default_channel_dim
@@ -56,9 +63,24 @@ class TapTarget:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The name of each dimension of the value; none where nothing is known, and after reductions."""
-        layout = self.target.layout
-        return () if layout is None or self.tap.reductions else layout.axes
+        """The name of each dimension of the value; none where nothing is known, and after reductions.
+
+        A lens or readout alone leaves all but the last.
+        """
+        layout, reductions = self.target.layout, self.tap.reductions
+        if layout is None or not reductions:
+            return () if layout is None else layout.axes
+        first, *others = reductions
+        if others or not isinstance(first, Lens | Readout):
+            return ()
+        read = len(layout.axes) - 1 if isinstance(first, Lens) else self._channel_dim
+        return (*(axis for place, axis in enumerate(layout.axes) if place != read), "")
+
+    @property
+    def _channel_dim(self) -> int:
+        """The dimension of the channels that was chosen or is known; the usual one otherwise."""
+        rank, dim = len(self.leaf.shape or ()), self.tap.channel_dim
+        return (default_channel_dim(rank) if dim is None else dim) % max(rank, 1)
 
     @property
     def samples_dim(self) -> int | None:
@@ -117,13 +139,12 @@ class TapTarget:
     @property
     def channels_needed(self) -> int | None:
         """The dimension of the channels, where the statistics tell channels apart; else None."""
-        tap, rank = self.tap, len(self.leaf.shape or ())
+        tap = self.tap
         if tap.scope is not Scope.CHANNEL and Statistic.ARGMAX_CHANNEL not in tap.statistics:
             return None
         if tap.reductions:
             return self.reduced.channel_dim
-        dim = default_channel_dim(rank) if tap.channel_dim is None else tap.channel_dim
-        return dim % max(rank, 1)
+        return self._channel_dim
 
     def measured(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a shape as statistics see it: those over samples have these first."""
@@ -137,8 +158,9 @@ class TapTarget:
     @property
     def _moved_dim(self) -> int:
         """The dimension of samples that statistics need first; 0 where nothing moves."""
-        is_moved = self.tap.scope is Scope.SAMPLE and not self.tap.reductions
-        return (self.samples_dim or 0) if is_moved else 0
+        if self.tap.scope is not Scope.SAMPLE:
+            return 0
+        return (self.reduced.samples_dim if self.tap.reductions else self.samples_dim) or 0
 
     def accumulator(self) -> Accumulator:
         """Return the accumulator of its values: over one pass, or over many.
@@ -159,11 +181,10 @@ class TapTarget:
         if not self.tap.reductions:
             if self.tap.scope is Scope.SAMPLE and self.samples_dim is None:
                 raise _no_samples(self.target)
-            dim, moved = self.tap.channel_dim, self._moved_dim
-            return dim if dim is None or dim < 0 or dim >= moved else dim + 1
+            return self._behind_samples(self.tap.channel_dim)
         is_lost = {
             Scope.CHANNEL: self.reduced.channel_dim is None,
-            Scope.SAMPLE: not self.reduced.has_samples,
+            Scope.SAMPLE: self.reduced.samples_dim is None,
             Scope.ALL: False,
         }
         if is_lost[self.tap.scope]:
@@ -171,7 +192,11 @@ class TapTarget:
                 ErrorReason.REDUCTION_REJECTED,
                 f"the reductions leave no dimension for statistics over '{self.tap.scope}'; use over='all'",
             )
-        return self.reduced.channel_dim
+        return self._behind_samples(self.reduced.channel_dim)
+
+    def _behind_samples(self, dim: int | None) -> int | None:
+        """Return where a dimension is once the samples are first, if statistics need that."""
+        return dim if dim is None or dim < 0 or dim >= self._moved_dim else dim + 1
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -185,7 +210,7 @@ class TapTarget:
 
     @cached_property
     def cast_signature(self) -> CastSignature:
-        """Dtype and bytes after the tap's cast; without one for the dtype those of the reduced value.
+        """Dtype and bytes after the tap's cast; without one of the reduced value.
 
         Raises:
             ServiceError: `REDUCTION_REJECTED`, the cast does not fit the value.

@@ -33,7 +33,8 @@ from trocar_server.engine.request.plan import (
 from trocar_server.engine.resolve.planner import Resolved, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, plan_surgery
 from trocar_server.engine.resolve.text_spans import refuse_spans
-from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.run.logit_lens import check_lens
+from trocar_server.engine.run.pass_errors import domain_errors
 from trocar_server.engine.run.preview import Preview, assumed_signature, make_preview
 from trocar_server.engine.run.resolving import known_signature, resolve_plan, resolve_with_meta_pass
 from trocar_server.engine.schedule.device import device_user
@@ -137,13 +138,13 @@ class Checks:
     ) -> Preview:
         """Return what a plan would return and need.
 
-        Nothing is computed, except by a model that refuses made-up data and whose inputs the server has
-        processed: then these, with made-up values for arrays.
+        Nothing is computed, except where the model, or a selector, does not work with made-up data and some
+        of the inputs are there: then these, with made-up values for the others.
 
         Args:
             plan: The plan.
             deadline: A time of `time.monotonic()` in seconds, or None.
-            payloads: Those of its inputs that the server has processed, by name.
+            payloads: Those of its inputs that the caller sent or the server has processed, by name.
 
         Raises:
             ServiceError: As `check` does.
@@ -156,17 +157,18 @@ class Checks:
         if plan.inputs and plan.start_at is None:
             check_named(deployment.hosted, plan.inputs)
         signature = known_signature(deployment, plan) or assumed_signature(deployment, plan.inputs)
+        sources = await self._recorded_sources(deployment, plan, deadline)
+        recording: Recording | None = None
         try:
             recording = await self._record(deployment, signature, plan, deadline)
-        except MadeDataRefusedError:
-            if not payloads:
+            resolved, _ = resolve_plan(deployment, plan, signature, recording, self._limits(), sources)
+        except ServiceError as error:  # on made-up data
+            if not payloads or not deployment.may_differ(error, recording):
                 raise
             recording = await self._record_processed(deployment, plan, signature, payloads, deadline)
-        recorded_sources = await self._recorded_sources(deployment, plan, deadline)
-        resolved, _ = resolve_plan(deployment, plan, signature, recording, self._limits(), recorded_sources)
-        resolved = await self._after_meta_pass(
-            deployment, plan, resolved, signature, recorded_sources, deadline
-        )
+            resolved, _ = resolve_plan(deployment, plan, signature, recording, self._limits(), sources)
+        resolved = await self._after_meta_pass(deployment, plan, resolved, signature, sources, deadline)
+        check_lens(deployment, plan, resolved)
         return make_preview(resolved, recording, needed_bytes(deployment, resolved, signature) + images_bytes)
 
     async def check_taps(self, plan: Plan) -> None:
@@ -197,6 +199,7 @@ class Checks:
         check_lists(deployment.hosted, plan.inputs)
         if plan.start_at is None:
             check_named(deployment.hosted, plan.inputs)
+        check_lens(deployment, plan, None)
         signature = known_signature(deployment, plan)
         if signature is None:
             if not (plan.has_flags or plan.has_made):  # another pass than the example's
@@ -215,7 +218,8 @@ class Checks:
         except ServiceError as error:
             if not deployment.may_differ(error, recording):
                 raise
-            return unresolved
+            return replace(unresolved, doubt=error)
+        check_lens(deployment, plan, resolved)
         return replace(unresolved, signature=signature, recording=recording, resolved=resolved)
 
     async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
@@ -261,15 +265,15 @@ class Checks:
         self, deployment: Deployment, plan: Plan, deadline: float | None
     ) -> RecordedSources:
         """Return the signatures of the sources' inputs, with recordings where the signatures are known."""
-        found: dict[str, RecordedSource] = {}
+        outcome: dict[str, RecordedSource] = {}
         for source in plan.sources:
             check_images(deployment.hosted, source.inputs, self._limits())
             check_lists(deployment.hosted, source.inputs)
             check_named(deployment.hosted, source.inputs)
             signature = predicted_signature(deployment.hosted, source.inputs)
             recording = await self._record(deployment, signature, None, deadline) if signature else None
-            found[source.name] = RecordedSource(signature, recording)
-        return found
+            outcome[source.name] = RecordedSource(signature, recording)
+        return outcome
 
     async def _after_meta_pass(
         self,
@@ -300,12 +304,12 @@ class Checks:
         deadline: float | None = None,
     ) -> Recording:
         kinds = deployment.kinds(plan.taps, plan.edits) if plan else frozenset[str]()
-        found = deployment.recorded(signature, kinds)
-        if found is None:
-            found = await self._recorded_now(deployment, signature, kinds, plan, deadline)
+        outcome = deployment.recorded(signature, kinds)
+        if outcome is None:
+            outcome = await self._recorded_now(deployment, signature, kinds, plan, deadline)
             if deployment.may_extend:
                 self._extend_later(deployment)
-        return found
+        return outcome
 
     def _extend_later(self, deployment: Deployment) -> None:
         """Let predictions be extended, once what that takes has been imported beside the owner thread."""
@@ -326,7 +330,7 @@ class Checks:
         payloads: Mapping[str, Payload],
         deadline: float | None,
     ) -> Recording:
-        """Record a pass on processed inputs; the rest, of which a dry run has no data, is made up."""
+        """Record a pass on the inputs that are there; a dry run has no data of the rest, which is made up."""
         guard, kinds = PassGuard(deadline), deployment.kinds(plan.taps, plan.edits)
         hosted = deployment.hosted
         known = [entry for entry in plan.inputs if entry.name in payloads]
@@ -371,13 +375,19 @@ class Checks:
 
 
 def _bound(deployment: Deployment, plan: Plan) -> Plan:
-    """Name the arguments of a plan, of its sources and of its start; the very plan where they are named."""
+    """Name the arguments of a plan, of its sources and of its start, and number its classes.
+
+    The very plan where nothing changes.
+    """
     bound, start = partial(bound_inputs, deployment.hosted), plan.start_at
     inputs = bound(plan.inputs) if start is None else plan.inputs  # else the value to start from
     if start is not None and start.inputs:
         own = tuple(entry for entry in bound(start.inputs) if isinstance(entry, TensorInput))
         start = replace(start, inputs=own)
     sources = tuple(replace(source, inputs=bound(source.inputs)) for source in plan.sources)
+    if plan.objective is not None and plan.objective.has_names:
+        numbered = plan.objective.numbered(plan.model_id, deployment.hosted.categories)
+        plan = replace(plan, objective=numbered)
     if (inputs, sources, start) == (plan.inputs, plan.sources, plan.start_at):
         return plan
     return replace(plan, inputs=inputs, sources=sources, start_at=start)

@@ -4,17 +4,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
-from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.execute.eager import EAGER
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.resolve.edit_resolution import Expansions
-from trocar_server.engine.resolve.planner import Resolved, check_byte_count
-from trocar_server.engine.run.forward_pass import FeatureMap, PassResult
-from trocar_server.engine.run.stream_statistics import StreamStatistics
-from trocar_server.engine.transfer import Copies, this_thread
+from trocar_server.engine.resolve.planner import Resolved
+from trocar_server.engine.run.pass_result import FeatureMap, PassResult
+from trocar_server.engine.transfer import Copies
 from trocar_server.processing.inputs import ProcessedInput
-
-EAGER = "eager"
-"""The backend name of unmodified PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -67,56 +63,16 @@ class Extraction:
     @cached_property
     def payloads(self) -> tuple[memoryview, ...]:
         """The values of the reply."""
-        found = []
+        outcome = []
         for feature_map in self.feature_maps:
             if feature_map.values is not None:
-                found.append(feature_map.values.data)
-        return tuple(found)
+                outcome.append(feature_map.values.data)
+        return tuple(outcome)
 
     @cached_property
     def byte_count(self) -> int:
         """Bytes of the values of the reply."""
         return sum(map(attrgetter("nbytes"), self.payloads))
-
-
-def finished(
-    checked: CheckedPlan,
-    resolved: Resolved,
-    result: PassResult,
-    report: ExecutionReport,
-    queue_s: float,
-    statistics: StreamStatistics | None = None,
-) -> Extraction:
-    """Return the result of a pass, whatever ran it. Owner thread only, right after the pass.
-
-    Args:
-        checked: The request.
-        resolved: What it meant for the model.
-        result: Of the pass.
-        report: How it was run.
-        queue_s: Seconds of waiting.
-        statistics: Takes the statistics, all or none; the extraction is then without them.
-
-    Raises:
-        ServiceError: `REPLY_TOO_LARGE`, as the size may depend on the data; see `StreamStatistics.add`.
-    """
-    if result.byte_count > checked.limits.max_reply_bytes:
-        check_byte_count(result.byte_count, checked.limits.max_reply_bytes)
-    transfers = this_thread.transfers
-    depth = 1.0 if result.stopped_at is None else resolved.depth
-    return Extraction(
-        statistics.add(result) if statistics else result.feature_maps,
-        collected_names(resolved, result) if resolved.is_plural else resolved.expansions,
-        result.stopped_at,
-        queue_s,
-        result.compute_s,
-        resolved.surgery.expansions,
-        result.objective,
-        report,
-        result.has_drawn,
-        depth if checked.plan.start_at is None else None,  # it began in the middle
-        transfers.take() if transfers.has_begun else None,
-    )
 
 
 def collected_names(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:
@@ -125,5 +81,5 @@ def collected_names(resolved: Resolved, result: PassResult) -> tuple[tuple[str, 
     A pattern may match values that got no gradient; these are left out. Other selectors stand for values that
     are collected or an error.
     """
-    names = {found.output.name for found in result.feature_maps}
+    names = {outcome.output.name for outcome in result.feature_maps}
     return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)

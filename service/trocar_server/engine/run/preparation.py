@@ -3,18 +3,28 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from trocar_server.config import Limits
 from trocar_server.decoding.pixels import Conversion
 from trocar_server.engine.execute.arguments import decode_images, has_images
+from trocar_server.engine.execute.binding import bound_inputs
 from trocar_server.engine.execute.image_decoder import ImageDecoder
 from trocar_server.engine.execute.image_texts import ImageTextProcessor, takes_image_texts
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.execute.processor import Processed, Processor
 from trocar_server.engine.host.checked_plan import CheckedPlan
-from trocar_server.engine.request.plan import ArgumentInput, Payload, Payloads, Plan, SourceInputs
+from trocar_server.engine.request.plan import (
+    ArgumentInput,
+    Payload,
+    Payloads,
+    Plan,
+    SourceInputs,
+    payload_count,
+)
+from trocar_server.engine.resolve.text_positions import TokenizedTexts
 from trocar_server.engine.resolve.text_spans import has_spans, with_token_rows
-from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.schedule.deadlines import until
 from trocar_server.engine.schedule.room import Room
 from trocar_server.models import HostedModel
@@ -121,7 +131,8 @@ class Preparation:
             for source, other in zip(plan.sources, others, strict=True)
         )
         if has_spans(plan):
-            plan = await asyncio.to_thread(with_token_rows, plan, plan.unprocessed, main.made)
+            arrays = _arrays(hosted, plan, main)
+            plan = await asyncio.to_thread(with_token_rows, plan, plan.unprocessed, main.made, arrays)
         plan = replace(plan, inputs=main.inputs, unprocessed=(), processed=main.made, sources=sources)
         return plan, replace(payloads, inputs=main.payloads, sources=[other.payloads for other in others])
 
@@ -171,3 +182,12 @@ class Preparation:
         if not has_images(inputs):
             return [[] for _ in inputs]
         return await decode_images(hosted, inputs, payloads, self._limits(), self.decoder, reserve)
+
+
+def _arrays(hosted: HostedModel, plan: Plan, main: Processed) -> TokenizedTexts | None:
+    """Return the texts of a plan that were sent as arrays; None without any."""
+    if plan.start_at is not None or not plan.has_positions:
+        return None
+    inputs, remaining = bound_inputs(hosted, main.inputs), iter(main.payloads)
+    given = {entry.name: list(islice(remaining, payload_count(entry))) for entry in inputs}
+    return TokenizedTexts.of_arrays(inputs, given)

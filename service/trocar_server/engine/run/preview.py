@@ -91,9 +91,9 @@ def _assumed(hosted: HostedModel, entry: ArgumentInput, sizes: Sequence[Size | N
             entry.name, torch.int64, ((count, *(rest[1:] if entry.name == PIXEL_MASK else (2,))),)
         )
     if not isinstance(entry, ImageInput):
-        found = predicted_signature(hosted, (entry,))
-        assert found  # only that of images may be unknown
-        return found[0]
+        result = predicted_signature(hosted, (entry,))
+        assert result  # only that of images may be unknown
+        return result[0]
     shape = _image_shape(hosted, entry.name, sizes)
     return TensorSignature(entry.name, hosted.dtype or torch.float32, (shape,))
 

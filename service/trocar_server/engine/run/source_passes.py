@@ -8,13 +8,13 @@ import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
-from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect, spare_arguments
+from trocar_server.engine.execute.collecting import Arguments, PassSpec, copied_arguments
+from trocar_server.engine.execute.executor import Executor, ReadyCall
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.deployment import Deployment, RecordedSource
 from trocar_server.engine.host.recordings import MadeDataRefusedError
 from trocar_server.engine.request.plan import Payload, SourceInputs
 from trocar_server.engine.resolve.planner import Resolved
-from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
 
@@ -55,9 +55,16 @@ class SourcePass:
         own = deployment.record_data(self.arguments, guard)
         return replace(self, recorded=replace(recorded, recording=own, is_own=True))
 
+    @property
+    def spare_arguments(self) -> Arguments:
+        """Its arguments for a pass that may have to run again: copies where it may write to them."""
+        recording = self.recorded.recording
+        is_kept = recording is not None and not recording.overwrites_inputs
+        return self.arguments if is_kept else copied_arguments(self.arguments)
 
-def found_values(
-    replica: Replica, resolved: Resolved, sources: Sequence[SourcePass], guard: PassGuard
+
+def source_values(
+    executor: Executor, resolved: Resolved, sources: Sequence[SourcePass], guard: PassGuard
 ) -> dict[str, torch.Tensor]:
     """Run a pass without edits for each source that swaps use, and return the values by key.
 
@@ -66,22 +73,22 @@ def found_values(
         CallsDifferError: The data calls modules more or less often than the recorded pass did.
         StateWrittenError: The pass has to run again.
     """
-    found: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
     for source in sources:
         swaps = resolved.surgery.swaps_from(source.name)
         if not swaps:
             continue
         targets = [replace(swap.target, name=swap.key, clone=True) for swap in swaps]
+        spec = PassSpec(targets, calls=resolved.surgery.source_calls.get(source.name, {}))
         # Not inference mode: autograd may save these values for the backward pass.
-        with replica.passing() as module, torch.no_grad():
-            given = spare_arguments(source.arguments, source.recorded.recording)
-            spec = PassSpec(targets, calls=resolved.surgery.source_calls.get(source.name, {}))
-            found |= collect(module, given, spec, guard).values
-        missing = [swap.target.name for swap in swaps if swap.key not in found]
+        call = ReadyCall(source.spare_arguments, spec, guard, is_inference=False)
+        (collected,) = executor.run([call])
+        values |= collected.values
+        missing = [swap.target.name for swap in swaps if swap.key not in values]
         if missing:
             raise ServiceError(
                 ErrorReason.MODULE_NOT_CALLED,
                 f"'{missing[0]}' was not called with source '{source.name}': which modules run depends on "
                 "the data",
             )
-    return found
+    return values

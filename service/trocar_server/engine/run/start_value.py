@@ -130,8 +130,8 @@ def _check_signature(plan: Plan, start: StartAt, signature: Signature, leaf: Lea
     raise _impossible(
         start,
         f"the value given is {dtype_name(dtype)} {value.shape}, with inputs of shape {inputs} it is "
-        f"{dtype_name(leaf.dtype or torch.float32)} {leaf.shape}. Where it comes from inputs of another "
-        "shape, say so: start_shape=",
+        f"{dtype_name(leaf.dtype or torch.float32)} {leaf.shape}. If it was computed from inputs of "
+        "another shape, pass start_shape=",
     )
 
 

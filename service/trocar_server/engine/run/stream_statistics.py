@@ -16,7 +16,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.plan import TapRequest
 from trocar_server.engine.resolve.tap_outputs import COVARIANCE, Output, TapTarget
-from trocar_server.engine.run.forward_pass import FeatureMap, PassResult, covariance_map
+from trocar_server.engine.run.pass_result import FeatureMap, PassResult, covariance_map
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Target
 from trocar_server.tensors.reductions import dtype_name
@@ -74,18 +74,20 @@ class StreamStatistics:
             ServiceError: `INVALID_ARGUMENT`, a feature map has other channels than in earlier batches.
         """
         added = dict(self._entries)
-        for found in result.feature_maps:
-            taken = result.taken.get(found.output.name)
-            if taken is not None and is_running(found.output.source.tap):
-                added[found.output.name] = _with(added.get(found.output.name), found.output, taken)
+        for feature_map in result.feature_maps:
+            taken = result.taken.get(feature_map.output.name)
+            if taken is not None and is_running(feature_map.output.source.tap):
+                added[feature_map.output.name] = _with(
+                    added.get(feature_map.output.name), feature_map.output, taken
+                )
         self._entries = added
         return tuple(_without_statistics(result.feature_maps))
 
     def feature_maps(self) -> tuple[FeatureMap, ...]:
         """Return every feature map so far: statistics without values, and their companions."""
         entries = list(self._entries.values())
-        found = results([entry.accumulator for entry in entries])
-        return tuple(chain.from_iterable(map(_finished, entries, found)))
+        outcome = results([entry.accumulator for entry in entries])
+        return tuple(chain.from_iterable(map(_finished, entries, outcome)))
 
     def checkpoint(self) -> bytes:
         """Serialise the accumulators as bytes."""
@@ -145,14 +147,14 @@ def _without_values(output: Output, shape: tuple[int, ...] | None = None) -> Out
 
 
 def _without_statistics(feature_maps: Sequence[FeatureMap]) -> Iterator[FeatureMap]:
-    for found in feature_maps:
-        output = found.output
+    for feature_map in feature_maps:
+        output = feature_map.output
         if not is_running(output.source.tap):
-            yield found
+            yield feature_map
         elif not output.companion_of:
-            yield FeatureMap(output, found.values, None, found.cast)
+            yield FeatureMap(output, feature_map.values, None, feature_map.cast)
         elif output.name != f"{output.companion_of}.{COVARIANCE}":
-            yield found
+            yield feature_map
 
 
 def _finished(entry: _Entry, result: StatisticsResult) -> Iterator[FeatureMap]:

@@ -151,7 +151,7 @@ class Reservation:
         self.add(0, -self.seconds)
 
     def settle(self, byte_count: int) -> None:
-        """Release the seconds and every byte but those of the reply: the work is done."""
+        """Release the seconds and every byte but the reply's: the work is done."""
         self.add(byte_count - self.byte_count, -self.seconds)
 
     @property
@@ -170,14 +170,14 @@ class Reservation:
         )
 
     def exceeded(self, byte_count: int = 0) -> list[_Budget]:
-        """Return those of its budgets that are exceeded, or would be with some bytes more."""
+        """Return its budgets that are exceeded, or would be with some bytes more."""
         limits = self._admission.limits
         most = (self._admission.class_bytes[self.kind], limits.max_principal_bytes, limits.max_pending_bytes)
         pairs = zip(self._budgets, most, strict=True)
         return [budget for budget, limit in pairs if budget.byte_count + byte_count > limit]
 
     def is_of(self, budgets: Sequence[_Budget]) -> bool:
-        """Whether one of some budgets is one of its own."""
+        """Whether any of these budgets counts this reservation."""
         return any(budget in self._budgets for budget in budgets)
 
     def end_overdraft(self) -> None:
@@ -244,12 +244,12 @@ class Admission:
 
     def reserved(self, flow: str | None = None, kind: MethodClass | None = None) -> tuple[int, float, int]:
         """Return reserved bytes, seconds and calls: of a flow, of a class, or of all."""
-        found = self._total
+        result = self._total
         if flow is not None:
-            found = self._flows.get(flow, _Budget())
+            result = self._flows.get(flow, _Budget())
         elif kind is not None:
-            found = self._classes[kind]
-        return found.byte_count, found.seconds, found.calls
+            result = self._classes[kind]
+        return result.byte_count, result.seconds, result.calls
 
     def most_bytes(self, kind: MethodClass) -> int:
         """Return the most bytes that one call of a class may reserve."""

@@ -363,8 +363,8 @@ class RecentUse:
         step = int(self._clock() // _STEP_S)
         while self._steps and self._steps[0][0] <= step - WINDOW_S // _STEP_S:
             self._steps.popleft()
-        found: defaultdict[str, float] = defaultdict(float)
+        outcome: defaultdict[str, float] = defaultdict(float)
         for _, counts in self._steps:
             for flow, seconds in counts.items():
-                found[flow] += seconds
-        return found
+                outcome[flow] += seconds
+        return outcome

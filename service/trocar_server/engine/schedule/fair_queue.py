@@ -172,8 +172,8 @@ class FairQueue(Generic[Item]):
         """Return the waiting item of a ticket; None where it is gone."""
         own = self.circle.get(ticket.flow)
         line = own.lines.get(ticket.priority) if own else None
-        found = line.get(ticket.number) if line else None
-        return found[1] if found else None
+        result = line.get(ticket.number) if line else None
+        return result[1] if result else None
 
     def cost_before(self, flow: str, cost: float, priority: Priority = Priority.NORMAL) -> float:
         """Return about the cost that is served before an item that would arrive now.

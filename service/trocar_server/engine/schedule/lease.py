@@ -68,10 +68,13 @@ class Replica:
         self._entries = [*chain.from_iterable(map(_VALUES, self._tables)), _END]
 
     @contextmanager
-    def passing(self) -> Iterator[nn.Module]:
+    def passing(self, *, is_changed: bool = False) -> Iterator[nn.Module]:
         """Lend the tree for one pass, and undo what the pass writes to parameters and buffers.
 
         See Note: [What a pass writes] in `models.pristine`.
+
+        Args:
+            is_changed: Whether the pass has edits or gradients.
 
         Raises:
             StateWrittenError: The pass, which had no other error, has to run again.
@@ -80,7 +83,8 @@ class Replica:
         pristine = self.pristine
         if pristine.refusal:
             raise ServiceError(ErrorReason.MODEL_INVALID, pristine.refusal)
-        is_renewed = pristine.is_renewed and not self._is_single
+        is_kept = pristine.keeps_tensors and (is_changed or pristine.is_shared)
+        is_renewed = (pristine.is_renewed or is_kept) and not self._is_single
         tensors = pristine.tensors
         if list(map(_VERSION, tensors)) != pristine.versions:
             pristine.refresh()

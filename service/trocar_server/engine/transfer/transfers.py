@@ -60,7 +60,7 @@ class Transfers(Protocol):
         ...
 
     def take(self) -> Copies | None:
-        """Return the copies to the host begun since the last time; None where there are none."""
+        """Return the copies to the host begun since the last time, or None."""
         ...
 
     def wait(self) -> None:

@@ -204,10 +204,10 @@ def _own_config(chosen: Any, config: Any) -> Any:
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     if not parts:
         return config
-    found = next((part for part in parts if isinstance(part, own)), None)
-    if found is None:
+    result = next((part for part in parts if isinstance(part, own)), None)
+    if result is None:
         raise invalid(f"{chosen.__name__} takes a {own.__name__}; the folder has a {type(config).__name__}")
-    return found
+    return result
 
 
 def _initial(chosen: Any, config: Any, dtype: torch.dtype, **arguments: Any) -> nn.Module:

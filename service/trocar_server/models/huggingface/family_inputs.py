@@ -64,11 +64,11 @@ def _series(config: Any) -> Described:
     """Return the past, as long as the context and its largest lag, and the future that is predicted."""
     parts = {"past": config.context_length + max(config.lags_sequence), "future": config.prediction_length}
     variates = (config.input_size,) if config.input_size > 1 else ()
-    found: Described = {}
+    result: Described = {}
     for part, length in parts.items():
-        found[f"{part}_values"] = ("float32", (BATCH, length, *variates), 0)
-        found[f"{part}_time_features"] = ("float32", (BATCH, length, config.num_time_features), 0)
-    return found | {"past_observed_mask": ("float32", (BATCH, parts["past"], *variates), 0)}
+        result[f"{part}_values"] = ("float32", (BATCH, length, *variates), 0)
+        result[f"{part}_time_features"] = ("float32", (BATCH, length, config.num_time_features), 0)
+    return result | {"past_observed_mask": ("float32", (BATCH, parts["past"], *variates), 0)}
 
 
 def _sounds(config: Any) -> Described:

@@ -108,7 +108,7 @@ def check_weights(folder: ModelFolder) -> None:
     if pickles:
         raise invalid(
             f"'{name}' has its weights as {', '.join(pickles)} only, and the server reads safetensors only: "
-            f"run `trocar convert {pickles[0]} model.safetensors` in the folder first"
+            f"run `trocar admin convert {pickles[0]} model.safetensors` in the folder first"
         )
     raise invalid(f"'{name}' has no weights; add model.safetensors, or ask for `random:0`")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models.source import Source
+from trocar_server.storage.durable import write_durably
 
 ALLOWED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 """Files that are downloaded: no pickles, no code."""
@@ -54,7 +55,8 @@ def download(source: Source, cache_dir: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder.parent) as partial:
             files = _fetch(source, Path(partial) / "files")
-            (files / _MANIFEST).write_text(_manifest(files), encoding="utf-8")
+            manifest = _manifest(files).encode()
+            write_durably(files / _MANIFEST, manifest, is_private=False, is_durable=False)
             _put(files, folder)
     except Exception as error:  # the client of the Hub raises many kinds
         raise ServiceError(

@@ -145,10 +145,10 @@ def _resize(processor: Any, kind: str) -> tuple[tuple[int, ...], int]:
 
 
 def _crop(size: Any) -> tuple[int, ...]:
-    found = {name: value for name, value in dict(size or {}).items() if value}
-    if set(found) != {"height", "width"}:
-        raise NotMappedError(f"crops to {', '.join(sorted(found)) or 'nothing'} (crop_size)")
-    return int(found["height"]), int(found["width"])
+    result = {name: value for name, value in dict(size or {}).items() if value}
+    if set(result) != {"height", "width"}:
+        raise NotMappedError(f"crops to {', '.join(sorted(result)) or 'nothing'} (crop_size)")
+    return int(result["height"]), int(result["width"])
 
 
 def _of_convnext(resize: Sequence[int], crop_pct: float | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -162,10 +162,10 @@ def _of_convnext(resize: Sequence[int], crop_pct: float | None) -> tuple[tuple[i
 
 
 def _three(values: Any, name: str) -> tuple[float, ...]:
-    found = tuple(values) if isinstance(values, (list, tuple)) else (values,) * 3
-    if len(found) != 3 or any(value is None for value in found):
-        raise NotMappedError(f"normalises by {len(found)} numbers ({name})")
-    return tuple(map(float, found))
+    result = tuple(values) if isinstance(values, (list, tuple)) else (values,) * 3
+    if len(result) != 3 or any(value is None for value in result):
+        raise NotMappedError(f"normalises by {len(result)} numbers ({name})")
+    return tuple(map(float, result))
 
 
 def _interpolation(resample: Any) -> str:

@@ -178,7 +178,7 @@ def _load(dense: Dense, path: Path) -> None:
     file = path / "model.safetensors"
     if not file.is_file():
         raise invalid(
-            f"the dense layer '{path.name}' has no model.safetensors: run `trocar convert "
+            f"the dense layer '{path.name}' has no model.safetensors: run `trocar admin convert "
             "pytorch_model.bin model.safetensors` in its folder first"
         )
     state = {key if "." in key else f"linear.{key}": value for key, value in load_file(file).items()}
@@ -194,8 +194,8 @@ def _pooled(mode: str, values: Tensor, mask: Tensor) -> Tensor:
     if mode == "cls":
         return _at(values, mask.to(torch.int).argmax(dim=1))
     if mode == "lasttoken":
-        found, index = mask.flip(1).max(1)
-        index = torch.where(found == 0, values.shape[1] - 1, index)
+        outcome, index = mask.flip(1).max(1)
+        index = torch.where(outcome == 0, values.shape[1] - 1, index)
         return _at(values * mask.unsqueeze(-1).to(values.dtype), values.shape[1] - index - 1)
     if mode == "max":
         return values.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values

@@ -53,7 +53,7 @@ _GRIDS: Described = {
     "mm_token_type_ids": ("int64", (BATCH, "tokens"), 3),
 }
 """Inputs of models that take patches with their grids, in place of images."""
-_NOT_SENT = ("past_key_values", "encoder_outputs", "return_dict", "use_cache", "cache_position")
+_NOT_SENT = ("past_key_values", "cache", "encoder_outputs", "return_dict", "use_cache", "cache_position")
 _TENSOR_TYPES: dict[type, str] = {
     torch.FloatTensor: "float32",
     torch.LongTensor: "int64",
@@ -245,7 +245,7 @@ def _flag(annotation: Any) -> str:
 
 def _largest(module: Any, *, given: bool = False) -> dict[str, int]:
     """Return the most tokens, by the tables of learned positions; or the most positions that may be given."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for path, part in module.named_modules():
         name = path.rpartition(".")[2]
         is_table = name in ("position_embeddings", "position_embedding", "wpe", "embed_positions")
@@ -261,8 +261,8 @@ def _largest(module: Any, *, given: bool = False) -> dict[str, int]:
         if part.padding_idx is not None and not given:
             offset = part.padding_idx + 1
         dimension = "target_tokens" if "decoder." in path and _has_encoder(module) else "tokens"
-        found[dimension] = part.num_embeddings - offset
-    return found
+        result[dimension] = part.num_embeddings - offset
+    return result
 
 
 def _has_encoder(module: Any) -> bool:

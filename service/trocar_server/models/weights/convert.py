@@ -1,4 +1,4 @@
-"""`trocar convert`: a `.pth` checkpoint to safetensors, offline, without running the code inside it."""
+"""`trocar admin convert`: a `.pth` checkpoint to safetensors, offline, without running the code inside it."""
 
 import pickle
 from collections.abc import Mapping

@@ -80,7 +80,7 @@ def fetch_weights(spec: ModelSpec, weights: WeightsEnum, data_dir: Path) -> Stat
 
 
 def clean_downloads(data_dir: Path) -> None:
-    """Remove partial downloads of killed servers, also those of the Hub; a running one may share the folder.
+    """Remove partial downloads of killed servers, also of the Hub; a running one may share the folder.
 
     What was written to within the last day is kept. Call it once, before the first load.
     """
@@ -124,7 +124,8 @@ def _unavailable(spec: ModelSpec, weights: WeightsEnum, error: Exception) -> Ser
     return ServiceError(
         ErrorReason.WEIGHTS_UNAVAILABLE,
         f"cannot download {weights_label(spec)} of '{model}' ({_cause(error)}). Without network: "
-        f"fetch {weights.url} elsewhere, `trocar convert {name} {file}`, then `trocar serve {model}={file}`; "
+        f"fetch {weights.url} elsewhere, `trocar admin convert {name} {file}`, then "
+        f"`trocar serve {model}={file}`; "
         f"or use random weights, `trocar serve {model}=random:0`",
         url=weights.url,
     )

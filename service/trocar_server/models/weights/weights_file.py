@@ -67,7 +67,7 @@ def _write_checksum(target: Path, digest: str) -> None:
 
 
 def versions_metadata(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return what a file's header says of torch's module versions, see Note: [Module versions]."""
+    """Return the header entry with torch's module versions, see Note: [Module versions]."""
     return {_VERSIONS: json.dumps(_versions(state))}
 
 
@@ -100,7 +100,7 @@ def read_weights(path: Path, sha256: str = "") -> StateDict:
         ) from error
     except Exception as error:  # safetensors raises its own error and, for some headers, others
         raise _corrupt(
-            path, "it is not a readable safetensors file; write it again with `trocar convert`"
+            path, "it is not a readable safetensors file; write it again with `trocar admin convert`"
         ) from error
     if versions:
         state._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch looks for it

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.auth import Caller, LiveGrants
-from trocar_server.caller import ANONYMOUS
+from trocar_server.auth import Caller, LiveGrants, Scope
+from trocar_server.caller import ANONYMOUS, set_operator
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.method_scopes import METHOD_SCOPES
 from trocar_server.rpc.transfer.messages import CallContext
@@ -84,12 +84,13 @@ class OpenAuthorizer:
 
     def admit(self, method: str, context: CallContext) -> str:
         """Return the hash of the token, as `principal_of` says; `ANONYMOUS` without one."""
+        set_operator(True)
         token = bearer_token(context.invocation_metadata() or ())
         return ANONYMOUS if token is None else _hashed(token)
 
 
 class ReplaceableAuthorizer:
-    """Authorizer whose checks are those of another one, replaceable while the server runs.
+    """Authorizer with the checks of another one, replaceable while the server runs.
 
     Args:
         current: The authorizer to begin with.
@@ -125,14 +126,14 @@ class TokenAuthorizer:
             raise ServiceError(
                 ErrorReason.TOKEN_MISSING,
                 "this server requires a token; pass trocar.connect(..., token=...) or set TROCAR_TOKEN, and "
-                "ask the server's operator for a token (`trocar token create`)",
+                "ask the server's operator for a token (`trocar admin token create`)",
             )
         caller = self.grants.of_token(token)
         if caller is None:  # one text for unknown, expired and revoked tokens: a guess reveals nothing
             raise ServiceError(
                 ErrorReason.TOKEN_INVALID,
                 "the token is not valid on this server; ask its operator for a new one "
-                "(`trocar token create`)",
+                "(`trocar admin token create`)",
             )
         return _allowed(caller, method)
 
@@ -182,6 +183,7 @@ def _text(name: bytes) -> str:
 def _allowed(caller: Caller, method: str) -> str:
     needed = METHOD_SCOPES.get(method)
     if needed in caller.scopes:
+        set_operator(Scope.ADMIN in caller.scopes)
         return caller.name
     if needed is None:
         raise ServiceError(ErrorReason.SCOPE_MISSING, "no scope of this server allows this method")

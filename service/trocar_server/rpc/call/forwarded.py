@@ -1,4 +1,4 @@
-"""Calls that a gateway of the cluster forwards: peer and certificate are those of the gateway's caller.
+"""Calls that a gateway of the cluster forwards: with the peer and certificate of the gateway's caller.
 
 A gateway proves itself with the cluster's key; without it the same metadata means nothing. A gateway removes
 such metadata of its own callers.
@@ -58,16 +58,18 @@ def without_claims(metadata: _Metadata) -> list[tuple[str, str | bytes]]:
 
 def original(context: CallContext, key: str) -> CallContext:
     """Return the context of a call as its caller made it; as it is if no gateway forwarded it."""
-    found = dict(context.invocation_metadata() or ()) if key else {}
-    claimed = found.get(KEY)
+    result = dict(context.invocation_metadata() or ()) if key else {}
+    claimed = result.get(KEY)
     if not isinstance(claimed, str) or not hmac.compare_digest(claimed.encode(), key.encode()):
         return context
-    properties = json.loads(found[CERTIFICATE])
+    properties = json.loads(result[CERTIFICATE])
     certificate = {name: [value.encode("latin-1") for value in values] for name, values in properties.items()}
-    forwarded: Any = ForwardedCall(context, str(found[PEER]), certificate)  # what is not its own it delegates
+    forwarded: Any = ForwardedCall(
+        context, str(result[PEER]), certificate
+    )  # what is not its own it delegates
     return cast("CallContext", forwarded)
 
 
 def _names(context: CallContext) -> Iterable[tuple[str, Iterable[bytes]]]:
-    found: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
-    return ((name, values) for name, values in found.items() if name.startswith(("x509_", "peer_")))
+    result: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
+    return ((name, values) for name, values in result.items() if name.startswith(("x509_", "peer_")))

@@ -12,6 +12,7 @@ METHOD_SCOPES: dict[str, Scope] = {
     for service, methods in {
         "trocar_api.v1.ExtractionService": {"Extract": Scope.RUN, "Plan": Scope.READ},
         "trocar_api.v1.StreamService": {"ExtractStream": Scope.RUN},
+        "trocar_api.v1.GenerationService": {"Generate": Scope.RUN},
         "trocar_api.v1.SharedMemoryService": {"ShareMemory": Scope.RUN},
         "trocar_api.v1.PreparedCallService": {"PrepareCalls": Scope.RUN},
         "trocar_api.v1.ModelService": {
@@ -26,12 +27,18 @@ METHOD_SCOPES: dict[str, Scope] = {
             "GetServerInfo": Scope.READ,
             "Drain": Scope.ADMIN,
             "ReloadConfig": Scope.ADMIN,
-            "GetServerStatus": Scope.ADMIN,
+            "GetServerStatus": Scope.READ,
         },
         "trocar_api.v1.EditStoreService": {
             "StoreEdits": Scope.RUN,
             "ListEdits": Scope.READ,
             "DeleteEdits": Scope.RUN,
+        },
+        "trocar_api.v1.DirectionService": {
+            "ListDirections": Scope.READ,
+            "GetDirection": Scope.READ,
+            "StoreDirection": Scope.RUN,
+            "DeleteDirections": Scope.RUN,
         },
         "trocar_api.v1.DatasetService": {
             "BeginUpload": Scope.TRAIN,

@@ -9,6 +9,7 @@ from trocar_server.rpc.transfer.messages import CallContext
 
 _GONE = {
     "/trocar_api.v1.DatasetService/DeleteDataset": ErrorReason.UNKNOWN_DATASET,
+    "/trocar_api.v1.DirectionService/DeleteDirections": ErrorReason.UNKNOWN_DIRECTION,
     "/trocar_api.v1.EditStoreService/DeleteEdits": ErrorReason.UNKNOWN_EDITS,
     "/trocar_api.v1.TrainerService/UnpublishModel": ErrorReason.UNKNOWN_MODEL,
 }

@@ -65,8 +65,8 @@ def members_by_number(
         unset: What the number 0 means; it is left out when None.
     """
     prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
-    found = {value.number: members[value.name.removeprefix(prefix)] for value in enum.values[1:]}
-    return found if unset is None else {0: unset, **found}
+    result = {value.number: members[value.name.removeprefix(prefix)] for value in enum.values[1:]}
+    return result if unset is None else {0: unset, **result}
 
 
 @cache

@@ -5,11 +5,13 @@
 Every check that needs no model is made here.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import edit_pb2 as pb
+from trocar_api.v1.position_pb2 import Positions
 from trocar_server.engine.request.payload_layout import NO_STORED
 from trocar_server.engine.request.plan import EditRequest, Payload
 from trocar_server.engine.resolve.edit_resolution import place_problems
@@ -17,12 +19,14 @@ from trocar_server.errors import ServiceError, unknown
 from trocar_server.rpc.codec.declarations import declared
 from trocar_server.rpc.codec.fields import invalid, named
 from trocar_server.rpc.codec.operations import operation_from_wire
+from trocar_server.rpc.codec.positions import positions_from_wire
 from trocar_server.rpc.codec.reductions import index_from_wire, spans_from_wire
 from trocar_server.rpc.codec.selector_parts import selector_of
 from trocar_server.rpc.codec.unknown_fields import refuse_unknown_fields
 from trocar_server.rpc.codec.wire_dtypes import tensor_operand_from_wire
-from trocar_server.tensors.edits import WHOLE, Edit, Region, Swap
-from trocar_server.tensors.reductions import Take
+from trocar_server.surgery import Selector
+from trocar_server.tensors.edits import WHOLE, Edit, Gate, Operation, Region, Swap
+from trocar_server.tensors.reductions import Readout, Take
 
 _IS_AFTER_TAPS: dict[pb.EditOrder.ValueType, bool] = {
     pb.EDIT_ORDER_UNSPECIFIED: False,
@@ -42,6 +46,13 @@ class StoredList:
     """The bytes of their tensors, in order; they do not travel with the call."""
     digest: bytes = b""
     """SHA-256 of everything in the list."""
+    readouts: tuple[tuple[Selector, Readout], ...] = ()
+    """For a direction that a tap reads: its places, with the reading of each."""
+
+    @property
+    def byte_count(self) -> int:
+        """The bytes of its tensors."""
+        return sum(operand.nbytes for operand in self.operands)
 
 
 NO_LISTS: Mapping[str, StoredList] = {}
@@ -49,7 +60,7 @@ NO_LISTS: Mapping[str, StoredList] = {}
 
 def tensors_of(stored: Mapping[str, StoredList]) -> Mapping[str, Sequence[Payload]]:
     """The tensors of stored lists, by name."""
-    return {name: found.operands for name, found in stored.items()} if stored else NO_STORED
+    return {name: result.operands for name, result in stored.items()} if stored else NO_STORED
 
 
 def edits_from_wire(
@@ -76,19 +87,21 @@ def edits_from_wire(
     if len(messages) > max_count:
         raise invalid(field, f"{len(messages)} given; at most {max_count} are allowed")
     refuse_unknown_fields({f"{field}[{i}]": message for i, message in enumerate(messages)})
-    found: list[EditRequest] = []
+    result: list[EditRequest] = []
     for i, message in enumerate(messages):
         name = f"{field}[{i}]"
         with named(name):
             if message.WhichOneof("operation") == "stored":
-                found.extend(_stored(name, message, stored))
+                result.extend(_stored(name, message, stored))
+            elif message.WhichOneof("operation") == "direction":
+                result.append(_with_direction(name, message, stored))
             else:
-                found.append(_request(name, message, sources))
-        if len(found) > max_count:
+                result.append(_request(name, message, operation_from_wire(name, message), sources, stored))
+        if len(result) > max_count:
             raise invalid(
-                field, f"{len(found)} or more, stored lists included; at most {max_count} are allowed"
+                field, f"{len(result)} or more, stored lists included; at most {max_count} are allowed"
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def _stored(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> tuple[EditRequest, ...]:
@@ -104,8 +117,23 @@ def _stored(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | Non
     return stored[message.stored].edits
 
 
-def _request(field: str, message: pb.Edit, sources: Collection[str] | None) -> EditRequest:
-    operation = operation_from_wire(field, message)
+def _with_direction(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> EditRequest:
+    """Return an edit with a stored direction, whose tensor does not travel with the call."""
+    if stored is None or field not in stored:
+        raise invalid(
+            f"{field}.direction", "a stored list or a trainer takes no direction; name it with the call"
+        )
+    request = _request(field, message, stored[field].edits[0].edit.operation, None, stored)
+    return replace(request, stored=field)
+
+
+def _request(
+    field: str,
+    message: pb.Edit,
+    operation: Operation,
+    sources: Collection[str] | None,
+    stored: Mapping[str, StoredList] | None,
+) -> EditRequest:
     if isinstance(operation, Swap) and operation.source:
         _check_source(f"{field}.swap.source", operation.source, sources)
     if message.order not in _IS_AFTER_TAPS:
@@ -115,7 +143,24 @@ def _request(field: str, message: pb.Edit, sources: Collection[str] | None) -> E
         _region(f"{field}.region", message.region) if message.HasField("region") else WHOLE,
         message.channel_dim if message.HasField("channel_dim") else None,
     )
-    request = EditRequest(selector_of(field, message), edit, _IS_AFTER_TAPS[message.order])
+    positions, gate_name, chosen = None, "", message.positions
+    if chosen.HasField("when"):
+        gate_name = gate_field(field)
+        edit = replace(edit, gate=_gate(gate_name, message, stored))
+        chosen = Positions()
+        chosen.CopyFrom(message.positions)
+        chosen.ClearField("when")
+    if chosen.ListFields() or (message.HasField("positions") and not gate_name):
+        positions = positions_from_wire(f"{field}.positions", chosen)
+        if not edit.region.may_have_tokens:
+            raise invalid(f"{field}.region", "selects more than channels and samples beside positions")
+    request = EditRequest(
+        selector_of(field, message),
+        edit,
+        _IS_AFTER_TAPS[message.order],
+        positions=positions,
+        stored_gate=gate_name,
+    )
     for problem in place_problems(request):
         raise ServiceError(
             ErrorReason.EDIT_NOT_POSSIBLE,
@@ -124,6 +169,25 @@ def _request(field: str, message: pb.Edit, sources: Collection[str] | None) -> E
             selector=request.selector.text,
         )
     return request
+
+
+def gate_field(field: str) -> str:
+    """Return the field of an edit's gate, under which it is stored."""
+    return f"{field}.positions.when"
+
+
+def _gate(name: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> Gate:
+    """Return the gate of an edit; its tensors do not travel with the call."""
+    if stored is None or name not in stored:
+        raise invalid(name, "a stored list or a trainer takes no gate; name it with the call")
+    when = message.positions.when
+    place, readout = stored[name].readouts[0]
+    vectors, bias = readout.operands()
+    limits = {end: getattr(when, end) for end in ("above", "below") if when.HasField(end)}
+    if not all(map(math.isfinite, limits.values())):
+        raise invalid(name, "a limit is NaN or infinite", ErrorReason.NON_FINITE_VALUE)
+    with named(name):
+        return Gate(place.text, vectors, bias, **limits)
 
 
 def _region(field: str, message: pb.EditRegion) -> Region:

@@ -50,14 +50,14 @@ def to_inputs(
     """
     check_argument_count(len(entries), field)
     byte_counts: list[int] = []
-    found: list[ArgumentInput] = []
+    result: list[ArgumentInput] = []
     for i, entry in enumerate(entries):
         if entry.WhichOneof("value") in PROCESSED_KINDS:
             unprocessed.append(to_processor_input(f"{field}[{i}]", entry, limits, byte_counts))
         else:
-            found.append(_input(f"{field}[{i}]", entry, limits, byte_counts))
+            result.append(_input(f"{field}[{i}]", entry, limits, byte_counts))
     # Flags last: the first argument tells the batch, and they have no payloads.
-    inputs = tuple(sorted(found, key=lambda entry: isinstance(entry, FlagInput)))
+    inputs = tuple(sorted(result, key=lambda entry: isinstance(entry, FlagInput)))
     _check_names(field, inputs)
     check_characters(unprocessed, limits)
     check_request_bytes(byte_counts, limits)
@@ -151,8 +151,12 @@ def check_argument_count(count: int, field: str = "inputs") -> None:
     Raises:
         ServiceError: `INVALID_ARGUMENT`, there are none or too many.
     """
-    if not 1 <= count <= _MAX_ARGUMENTS:
-        raise invalid(field, f"{count} given; 1 to {_MAX_ARGUMENTS} are needed, for example an array")
+    if count == 0:
+        raise invalid(
+            field, "none given (None); pass for example an array of (batch, channels, height, width)"
+        )
+    if count > _MAX_ARGUMENTS:
+        raise invalid(field, f"{count} given; at most {_MAX_ARGUMENTS} are possible")
 
 
 def tensor_input(
@@ -252,7 +256,7 @@ def to_sources(
             sources.append(SourceInputs(message.name, ()))
             continue
         unprocessed: list[ProcessorInput] = []
-        inputs, found = to_inputs(message.inputs, limits, unprocessed, f"sources[{i}].inputs")
+        inputs, result = to_inputs(message.inputs, limits, unprocessed, f"sources[{i}].inputs")
         sources.append(SourceInputs(message.name, inputs, tuple(unprocessed)))
-        byte_counts += found
+        byte_counts += result
     return tuple(sources), byte_counts

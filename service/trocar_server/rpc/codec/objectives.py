@@ -1,6 +1,7 @@
 """Codec of objectives: from an `Objective` message to the scalar that is differentiated."""
 
 import math
+from collections.abc import Sequence
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import objective_pb2 as pb
@@ -21,15 +22,18 @@ from trocar_server.engine.request.objective import (
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec.declarations import members_by_number
 from trocar_server.rpc.codec.fields import invalid, named
+from trocar_server.rpc.codec.positions import prompt_positions, selects_tokens
 from trocar_server.rpc.codec.reductions import reductions_from_wire
 from trocar_server.rpc.codec.selector_parts import selector_from_text
 from trocar_server.rpc.codec.unknown_fields import refuse_unknown_fields
 from trocar_server.rpc.codec.wire_dtypes import tensor_operand_from_wire
 from trocar_server.surgery import Selector
-from trocar_server.tensors.reductions import Pca
+from trocar_server.tensors.losses import CLASS_WEIGHTS, LOSSES
+from trocar_server.tensors.reductions import Lens, Pca
+from trocar_server.tensors.reductions.positions import MAX_TOKEN_IDS
 
 _MAX_TERMS = 64
-_OUTPUT, _INPUT = "/out", "/in"
+_OUTPUT, _INPUT, _LOGITS = "/out", "/in", '/out["logits"]'
 
 _SCORE_KINDS = members_by_number(pb.ClassScoreKind.DESCRIPTOR, ScoreKind, ScoreKind.LOGIT)
 _FUNCTIONS = members_by_number(pb.ElementFunction.DESCRIPTOR, ElementFunction, ElementFunction.IDENTITY)
@@ -76,10 +80,14 @@ def _score(field: str, term: pb.ObjectiveTerm, limits: Limits) -> Score:
 
 
 def _class_score(field: str, message: pb.ClassScore, limits: Limits) -> ClassScore:
-    count = len(message.classes)
-    if not 1 <= count <= limits.max_batch:
-        raise invalid(f"{field}.classes", f"{count} given; 1 to {limits.max_batch} are allowed")
-    if min(message.classes) < 0:
+    count, has_positions = len(message.classes), message.HasField("positions")
+    most = MAX_TOKEN_IDS if has_positions else limits.max_batch
+    names = tuple(message.class_names)
+    if names and (count or has_positions):
+        raise invalid(f"{field}.class_names", "are given beside numbers or positions; give one of them")
+    if not 1 <= (count or len(names)) <= most:
+        raise invalid(f"{field}.classes", f"{count} given; 1 to {most} are allowed")
+    if min(message.classes, default=0) < 0:
         raise invalid(
             f"{field}.classes",
             f"class {min(message.classes)} is negative; classes count from 0",
@@ -87,8 +95,10 @@ def _class_score(field: str, message: pb.ClassScore, limits: Limits) -> ClassSco
         )
     if message.kind not in _SCORE_KINDS:
         raise invalid(f"{field}.kind", f"unknown kind {message.kind}")
-    selector = _selector(f"{field}.selector", message.selector or _OUTPUT)
-    return ClassScore(selector, tuple(message.classes), _SCORE_KINDS[message.kind])
+    positions = prompt_positions(field, message.positions) if has_positions else None
+    default = _LOGITS if has_positions else _OUTPUT
+    selector = _selector(f"{field}.selector", message.selector or default)
+    return ClassScore(selector, tuple(message.classes), _SCORE_KINDS[message.kind], positions, names)
 
 
 def _value_score(field: str, message: pb.ValueScore) -> ValueScore:
@@ -101,9 +111,14 @@ def _value_score(field: str, message: pb.ValueScore) -> ValueScore:
     reductions = reductions_from_wire(f"{field}.reductions", message.reductions)
     if any(isinstance(reduction, Pca) for reduction in reductions):
         raise invalid(f"{field}.reductions", "an objective takes no pca; project in the client, or tap it")
+    if any(isinstance(reduction, Lens) for reduction in reductions):
+        raise invalid(f"{field}.reductions", "an objective takes no lens; score the logits, or tap it")
+    positions = (prompt_positions(field, message.positions),) if message.HasField("positions") else ()
+    if positions and any(selects_tokens(reduction) for reduction in reductions):
+        raise invalid(f"{field}.positions", "are given beside other tokens; give one of them")
     return ValueScore(
         _selector(f"{field}.selector", message.selector),
-        reductions,
+        (*positions, *reductions),
         message.channel_dim if message.HasField("channel_dim") else None,
         _FUNCTIONS[message.function],
         _AGGREGATES[message.aggregate],
@@ -115,12 +130,25 @@ def _loss(field: str, message: pb.Loss) -> Loss:
         raise invalid(f"{field}.kind", f"loss {message.kind} is unset or unknown")
     if not message.HasField("labels"):
         raise invalid(f"{field}.labels", "are required")
+    kind = _LOSS_KINDS[message.kind]
     return Loss(
-        _LOSS_KINDS[message.kind],
+        kind,
         _selector(f"{field}.selector", message.selector or _OUTPUT),
         tensor_operand_from_wire(f"{field}.labels", message.labels),
         message.is_sum,
+        _class_weights(f"{field}.class_weights", kind, message.class_weights),
     )
+
+
+def _class_weights(field: str, kind: LossKind, numbers: Sequence[float]) -> tuple[float, ...]:
+    if numbers and CLASS_WEIGHTS not in LOSSES[kind].options:
+        having = ", ".join(name for name in LossKind if CLASS_WEIGHTS in LOSSES[name].options)
+        raise invalid(field, f"{kind} has no weights of classes; {having} have")
+    if not all(0 <= number < math.inf for number in numbers):  # NaN is neither
+        raise invalid(field, "must be finite numbers, at least 0")
+    if numbers and not any(numbers):
+        raise invalid(field, "must not all be 0")
+    return tuple(numbers)
 
 
 def _penalty(field: str, message: pb.GradientPenalty, limits: Limits) -> GradientPenalty:

@@ -16,7 +16,9 @@ from trocar_server.tensors.reductions import (
     Gram,
     Grid,
     Index,
+    Lens,
     Pca,
+    Peak,
     Pool,
     Projection,
     Reduction,
@@ -31,14 +33,16 @@ from trocar_server.tensors.reductions import (
 from trocar_server.tensors.reductions.apply_reductions import MAX_REDUCTIONS
 from trocar_server.tensors.reductions.reduction import MAX_INDEX_ITEMS, MAX_POSITIONS
 
-_BY_FIELDS: Mapping[str, type[Take | Crop | Pool | TopK | Gram | Grid | Projection]] = {
+_BY_FIELDS: Mapping[str, type[Take | Crop | Pool | Peak | TopK | Gram | Grid | Projection | Lens]] = {
     "take": Take,
     "crop": Crop,
     "pool": Pool,
+    "peak": Peak,
     "top_k": TopK,
     "gram": Gram,
     "grid": Grid,
     "projection": Projection,
+    "lens": Lens,
 }
 """The reductions whose fields have the names of their messages' fields."""
 
@@ -50,14 +54,14 @@ def reductions_from_wire(field: str, messages: Sequence[pb.Reduction]) -> tuple[
         ServiceError: `INVALID_ARGUMENT`, `INVALID_TENSOR` or `REDUCTION_REJECTED`, with the field named.
     """
     check_count(field, len(messages), MAX_REDUCTIONS, ErrorReason.REDUCTION_REJECTED)
-    found = []
+    result = []
     for i, message in enumerate(messages):
         name = f"{field}[{i}]"
         with named(name):
-            found.append(_reduction(name, message))
+            result.append(_reduction(name, message))
     with named(field):
-        check_reductions(found)
-    return tuple(found)
+        check_reductions(result)
+    return tuple(result)
 
 
 def cast_from_wire(field: str, message: pb.Cast) -> Cast:
@@ -79,6 +83,8 @@ def _reduction(field: str, message: pb.Reduction) -> Reduction:
     kind = message.WhichOneof("kind")
     if kind is None:
         raise _invalid("no kind is set")
+    if kind == "readout":
+        raise _invalid("a readout of a direction is for taps of values")
     if kind == "pca":
         return _pca(field, message.pca)
     if kind == "index":
@@ -120,10 +126,15 @@ def spans_from_wire(message: pb.SpanReduction) -> Spans:
     count = len(message.spans)
     if count > MAX_POSITIONS:  # refused before millions of them become objects
         raise _invalid(f"{count} spans; at most {MAX_POSITIONS:,} are allowed")
-    return Spans(tuple(map(_span, message.spans)), message.is_decoder)
+    return Spans(tuple(map(span_from_wire, message.spans)), message.is_decoder)
 
 
-def _span(span: pb.TextSpan) -> TextSpan:
+def span_from_wire(span: pb.TextSpan) -> TextSpan:
+    """Convert one span.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
     if span.WhichOneof("kind") == "characters":
         return TextSpan(characters=(span.characters.start, span.characters.stop))
     return TextSpan(text=span.text, role=span.role)

@@ -9,7 +9,7 @@ from trocar_api.wire import chunk_header, split_payload
 from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.resolve.tap_outputs import Output, TapTarget
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.forward_pass import FeatureMap
+from trocar_server.engine.run.pass_result import FeatureMap
 from trocar_server.engine.run.preview import Preview
 from trocar_server.rpc.codec.execution import report_to_wire
 from trocar_server.rpc.codec.processor_inputs import processed_to_wire
@@ -39,7 +39,7 @@ class CachedHead:
         """Head of a reply: everything but its values and times."""
         if self._last is None or not _shares_head(extraction, self._last):
             self._head = _shared_head(plan, extraction).SerializeToString()
-            maps = tuple(replace(found, values=None) for found in extraction.feature_maps)
+            maps = tuple(replace(result, values=None) for result in extraction.feature_maps)
             self._last = replace(extraction, feature_maps=maps) if _is_plain(extraction) else None
         return self._head
 
@@ -58,7 +58,7 @@ def _is_plain(extraction: Extraction) -> bool:
     """Whether only the values of a reply depend on the data."""
     maps = extraction.feature_maps
     is_plain = extraction.objective_value is None and not extraction.processed
-    return is_plain and all(found.statistics is None and found.cast is None for found in maps)
+    return is_plain and all(not (result.statistics or result.cast or result.token_texts) for result in maps)
 
 
 def _shares_head(extraction: Extraction, last: Extraction) -> bool:
@@ -69,7 +69,7 @@ def _shares_head(extraction: Extraction, last: Extraction) -> bool:
         # Of the same source object, recreated with its model, and so not compared field by field.
         if one.output.source is not other.output.source or one.output != other.output:
             return False
-        if one.statistics is not None or one.cast is not None:
+        if one.statistics is not None or one.cast is not None or one.token_texts:
             return False
     return (
         extraction.objective_value is None
@@ -103,7 +103,7 @@ def _chunked(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> I
 
 def values_of(feature_maps: Sequence[FeatureMap]) -> list[memoryview]:
     """Return the payloads of a reply."""
-    return [found.values.data for found in feature_maps if found.values is not None]
+    return [result.values.data for result in feature_maps if result.values is not None]
 
 
 def join_parts(parts: Parts) -> bytes:
@@ -129,9 +129,9 @@ def _shared_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
     """Message shared by replies of one signature."""
     return pb.ExtractResponse(
         feature_maps=[describe(feature_map) for feature_map in extraction.feature_maps],
-        expansions=_expansions(plan, extraction.expansions),
+        expansions=expansions_to_wire(_selectors(plan), extraction.expansions),
         stopped_at=extraction.stopped_at,
-        edit_expansions=_edit_expansions(extraction.edit_expansions),
+        edit_expansions=edit_expansions_to_wire(extraction.edit_expansions),
         objective_value=extraction.objective_value,
         execution=report_to_wire(extraction.report),
         processed=map(processed_to_wire, extraction.processed),
@@ -148,36 +148,44 @@ def plan_response(plan: Plan, preview: Preview, request_byte_count: int) -> pb.P
     """Return the reply of a dry run."""
     return pb.PlanResponse(
         feature_maps=map(describe_output, preview.outputs),
-        expansions=_expansions(plan, preview.expansions),
+        expansions=expansions_to_wire(_selectors(plan), preview.expansions),
         stopped_at=preview.stopped_at,
         reply_byte_count=sum(output.byte_count for output in preview.outputs),
         request_byte_count=request_byte_count,
         memory_byte_count=preview.memory_bytes,
         is_symbolic=preview.is_symbolic,
-        edit_expansions=_edit_expansions(preview.edit_expansions),
+        edit_expansions=edit_expansions_to_wire(preview.edit_expansions),
     )
 
 
-def _expansions(plan: Plan, names: Sequence[Sequence[str]]) -> list[pb.SelectorExpansion]:
-    """Expansion of each selector."""
+def _selectors(plan: Plan) -> list[str]:
+    return [tap.selector.text for tap in plan.taps]
+
+
+def expansions_to_wire(
+    selectors: Sequence[str], names: Sequence[Sequence[str]]
+) -> list[pb.SelectorExpansion]:
+    """Expansion of the selector of each tap."""
     return [
-        pb.SelectorExpansion(selector=tap.selector.text, names=map(sendable, found))
-        for tap, found in zip(plan.taps, names, strict=True)
+        pb.SelectorExpansion(selector=selector, names=map(sendable, result))
+        for selector, result in zip(selectors, names, strict=True)
     ]
 
 
-def _edit_expansions(found: Sequence[tuple[str, Sequence[str]]]) -> list[pb.SelectorExpansion]:
+def edit_expansions_to_wire(result: Sequence[tuple[str, Sequence[str]]]) -> list[pb.SelectorExpansion]:
     """Expansion of each edit's selector."""
-    return [pb.SelectorExpansion(selector=text, names=map(sendable, names)) for text, names in found]
+    return [pb.SelectorExpansion(selector=text, names=map(sendable, names)) for text, names in result]
 
 
 def describe(feature_map: FeatureMap) -> pb.FeatureMap:
     """Describe one feature map and add its statistics."""
-    message, found = describe_output(feature_map.output), feature_map.statistics
-    if found is not None:
-        fill_statistics(message, feature_map.output.source.tap.statistics, found)
+    message, result = describe_output(feature_map.output), feature_map.statistics
+    if result is not None:
+        fill_statistics(message, feature_map.output.source.tap.statistics, result)
     if feature_map.cast is not None:
         message.cast.CopyFrom(_cast(feature_map.cast))
+    for token_id, text in feature_map.token_texts.items():
+        message.token_texts.add(token_id=token_id, text=sendable(text))
     return message
 
 

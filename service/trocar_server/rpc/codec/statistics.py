@@ -38,23 +38,23 @@ def statistics_problem(tap: tap_pb2.Tap) -> tuple[str, str] | None:
 
 
 def fill_statistics(
-    message: extraction_pb2.FeatureMap, wanted: tuple[Statistic, ...], found: StatisticsResult
+    message: extraction_pb2.FeatureMap, wanted: tuple[Statistic, ...], result: StatisticsResult
 ) -> None:
     """Write statistics into the description of a feature map, in the order asked for.
 
     A covariance has an entry without values: it is a feature map of its own.
     """
-    message.scope = _WIRE_SCOPES[found.scope]
-    message.statistics.extend(_entries(wanted, found))
-    if found.channel_dim is not None:
-        message.channel_dim = found.channel_dim
+    message.scope = _WIRE_SCOPES[result.scope]
+    message.statistics.extend(_entries(wanted, result))
+    if result.channel_dim is not None:
+        message.channel_dim = result.channel_dim
 
 
-def _entries(wanted: tuple[Statistic, ...], found: StatisticsResult) -> Iterator[pb.StatisticResult]:
+def _entries(wanted: tuple[Statistic, ...], result: StatisticsResult) -> Iterator[pb.StatisticResult]:
     for statistic in wanted:
-        entry = pb.StatisticResult(statistic=_WIRE_STATISTICS[statistic], values=found.values[statistic])
+        entry = pb.StatisticResult(statistic=_WIRE_STATISTICS[statistic], values=result.values[statistic])
         if statistic is Statistic.HISTOGRAM:
-            entry.edges.extend(found.edges)
+            entry.edges.extend(result.edges)
         if statistic is Statistic.QUANTILES:
-            entry.rank_error = found.rank_error
+            entry.rank_error = result.rank_error
         yield entry

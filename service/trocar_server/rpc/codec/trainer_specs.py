@@ -74,21 +74,21 @@ class _Reading:
 
 def _checked(message: Message, reason: ErrorReason) -> dict[str, Any]:
     reading = _Reading()
-    found = _fields(message, "", reading)
+    fields = _fields(message, "", reading)
     reading.problems.raise_any(reason, "the description of the trainer cannot be parsed")
-    return found
+    return fields
 
 
 def _fields(message: Message, path: str, reading: _Reading) -> dict[str, Any]:
     """Return the fields that are set, as plain dicts and lists."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field, value in message.ListFields():
         where = f"{path}.{field.name}".removeprefix(".")
         if not isinstance(value, MutableSequence):
-            found[field.name] = _entry(value, where, reading)
+            fields[field.name] = _entry(value, where, reading)
         elif reading.takes(len(value), where):
-            found[field.name] = [_entry(one, f"{where}[{i}]", reading) for i, one in enumerate(value)]
-    return found
+            fields[field.name] = [_entry(one, f"{where}[{i}]", reading) for i, one in enumerate(value)]
+    return fields
 
 
 def _entry(value: Any, path: str, reading: _Reading) -> Any:

@@ -1,4 +1,4 @@
-"""Mapping between dtypes and tensor specifications on the wire and those of torch.
+"""Mapping between dtypes and tensor specifications on the wire and in torch.
 
 Sizes are Python integers, so nothing overflows.
 """

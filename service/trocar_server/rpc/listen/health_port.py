@@ -9,6 +9,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.authorization import Metadata
 from trocar_server.rpc.call.interceptor import CallInterceptor
+from trocar_server.rpc.listen.binding import why_not_bound
 from trocar_server.rpc.listen.health_service import HealthService
 from trocar_server.rpc.listen.unix_socket import host_port, socket_path
 from trocar_server.rpc.transfer.messages import CallContext
@@ -49,7 +50,8 @@ async def start_health_port(
     Raises:
         ServiceError: `INVALID_ARGUMENT`, the address cannot be used.
     """
-    address = host_port(_LOOPBACK if socket_path(host) else host, port)
+    bound_host = _LOOPBACK if socket_path(host) else host
+    address = host_port(bound_host, port)
     options: list[tuple[str, Any]] = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -61,7 +63,7 @@ async def start_health_port(
     except RuntimeError:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"cannot listen on {address} (health_port); is something running there?",
+            f"cannot listen on {address} (health_port); {why_not_bound(bound_host, port)}",
         ) from None
     await server.start()
     return server, bound

@@ -25,7 +25,7 @@ class HealthService:
         self._is_stopping = False
 
     def status(self, name: str = "") -> int | None:
-        """State of a service; None if there is none of this name."""
+        """State of a service, or None."""
         return self._statuses.get(name)
 
     async def set(self, name: str, status: int) -> None:

@@ -82,9 +82,9 @@ class _CertificateReader:
         return configuration
 
     def _look(self) -> tuple[tuple[int, ...], ...]:
-        found = (path.stat() for path in self._files.paths())
+        result = (path.stat() for path in self._files.paths())
         # The time of change also tells that files have become readable: a mode or an owner is set afterwards.
-        return tuple((each.st_ino, each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in found)
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in result)
 
 
 def _check(files: TlsFiles) -> None:
@@ -99,9 +99,18 @@ def _no_password() -> str:
     return ""
 
 
+def _why(error: OSError) -> str:
+    """Return why files cannot be used; OpenSSL's own text is of its source."""
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or type(error).__name__
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is of another certificate"
+    return "one of them is no PEM file of its kind, or the key needs a password"
+
+
 def _refused(files: TlsFiles, error: OSError) -> ServiceError:
     names = ", ".join(f"'{path.name}'" for path in files.paths())
-    why = error.strerror or type(error).__name__
+    why = _why(error)
     return ServiceError(
         ErrorReason.INVALID_ARGUMENT,
         f"TLS cannot use {names}: {why}; tls_cert and tls_key are PEM files that belong together, the key "

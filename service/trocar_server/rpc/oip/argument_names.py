@@ -37,41 +37,41 @@ def arranged(model_id: str, module: HasForward, names: Sequence[str]) -> list[tu
         ServiceError: `INVALID_ARGUMENT`, with the field named.
     """
     left = _indices(names)
-    found: list[tuple[int, str]] = []
+    result: list[tuple[int, str]] = []
     keywords: list[tuple[int, str]] = []
     parameters = _parameters(module)
     for parameter in parameters:
         if parameter.kind is _Parameter.VAR_POSITIONAL:
             numbered = (f"{parameter.name}__{index}" for index in count())
             while (name := next(numbered)) in left:
-                found.append((left.pop(name), ""))
+                result.append((left.pop(name), ""))
         elif parameter.kind is _Parameter.VAR_KEYWORD:
             keywords += [(left.pop(name), name) for name in list(left) if name]
         elif parameter.name in left:
-            given = found if parameter.kind in _POSITIONAL else keywords
+            given = result if parameter.kind in _POSITIONAL else keywords
             given.append((left.pop(parameter.name), parameter.name))
     for name, index in left.items():
         takes = ", ".join(_shown(parameter) for parameter in parameters)
         raise invalid(
             f"inputs[{index}].name", f"model '{model_id}' has no input '{name[:80]}'; it takes {takes}"
         )
-    return [*found, *keywords]
+    return [*result, *keywords]
 
 
 def _indices(names: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for index, name in enumerate(names):
         if len(name) > MAX_TEXT_CHARACTERS:
             raise invalid(f"inputs[{index}].name", f"over {MAX_TEXT_CHARACTERS} characters")
-        if name in found:
+        if name in indices:
             raise invalid(f"inputs[{index}].name", f"'{name[:80]}' is given twice")
-        found[name] = index
-    return found
+        indices[name] = index
+    return indices
 
 
 def _parameters(module: HasForward) -> list[inspect.Parameter]:
-    found = parameters_of(module)
-    return [_Parameter("input", _Parameter.VAR_POSITIONAL)] if found is None else list(found)
+    result = parameters_of(module)
+    return [_Parameter("input", _Parameter.VAR_POSITIONAL)] if result is None else list(result)
 
 
 def _shown(parameter: inspect.Parameter) -> str:

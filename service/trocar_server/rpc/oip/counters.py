@@ -122,9 +122,9 @@ def _parts(parts: _Durations) -> dict[str, Mapping[str, int]]:
 
 
 def _batch(size: int, parts: _Durations) -> dict[str, Any]:
-    found: dict[str, Any] = {"batch_size": size, **_parts(parts)}
-    del found["queue"]
-    return found
+    result: dict[str, Any] = {"batch_size": size, **_parts(parts)}
+    del result["queue"]
+    return result
 
 
 def _memory(hosted: HostedModel) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from trocar_server.rpc.oip.inference_replies import infer_parts
 from trocar_server.rpc.oip.inference_tensors import read_inputs
 from trocar_server.rpc.oip.oip_messages import ModelInferRequest, ModelInferResponse
 from trocar_server.rpc.oip.request_parameters import read_parameters
-from trocar_server.telemetry import note_model, note_pass, phase
+from trocar_server.telemetry import note_model, note_pass, pass_facts, phase
 
 _RAW_INPUTS = 7
 _MAX_HEAD_BYTES = 8 << 20
@@ -117,7 +117,7 @@ class Inference:
         call = Call(asked.plan, byte_count, receive, phase, asked.deadline)
         extraction = await self._engine.serve(call, reservation)
         assert not isinstance(extraction, KeptReply)  # only calls with a question are looked up
-        note_pass(asked.plan, extraction)
+        note_pass(pass_facts(asked.plan, extraction))
         has_run = time.perf_counter()
         response = ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
         payloads = write_outputs(response, asked.taps, extraction)

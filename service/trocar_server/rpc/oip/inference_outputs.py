@@ -16,7 +16,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tap_pb2
 from trocar_server.config import Limits
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.forward_pass import FeatureMap
+from trocar_server.engine.run.pass_result import FeatureMap
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid, named
 from trocar_server.rpc.codec.selector_parts import selector_from_text
@@ -159,11 +159,11 @@ def write_outputs(response: Any, taps: Taps, extraction: Extraction) -> list[mem
     Raises:
         ServiceError: `NOT_A_TENSOR` for complex numbers, `REPLY_TOO_LARGE` for more than gRPC takes.
     """
-    found = {entry.output.name: entry for entry in extraction.feature_maps}
+    result = {entry.output.name: entry for entry in extraction.feature_maps}
     outputs: dict[str, tuple[Any, memoryview]] = {}
     for one, place in zip(taps.wanted, taps.places, strict=True):
         suffix = taps.tapped[place].suffix
-        for name, entry in _of_tap(one, suffix, extraction.expansions[place], found):
+        for name, entry in _of_tap(one, suffix, extraction.expansions[place], result):
             if name not in outputs:  # a pattern may match an output that is also requested by name
                 outputs[name] = _output(name, one, entry)
     response.outputs.extend(output for output, _ in outputs.values())
@@ -178,10 +178,10 @@ def write_outputs(response: Any, taps: Taps, extraction: Extraction) -> list[mem
 
 
 def _of_tap(
-    one: Wanted, suffix: str, names: Sequence[str], found: Mapping[str, FeatureMap]
+    one: Wanted, suffix: str, names: Sequence[str], outcome: Mapping[str, FeatureMap]
 ) -> Iterator[tuple[str, FeatureMap]]:
     for name in names:
-        yield (one.name if len(names) == 1 else name.removesuffix(suffix) + one.ending), found[name]
+        yield (one.name if len(names) == 1 else name.removesuffix(suffix) + one.ending), outcome[name]
 
 
 def _output(name: str, one: Wanted, entry: FeatureMap) -> tuple[Any, memoryview]:

@@ -196,15 +196,15 @@ def _byte_strings(
     check_batch(f"{field}.shape", shape[0], limits)
     due = math.prod(shape)
     if raw is None:
-        found = list(_elements(f"{field}.contents", entry, "bytes_contents", due))
+        byte_strings = list(_elements(f"{field}.contents", entry, "bytes_contents", due))
     else:
-        found = list(islice(_strings(field, raw), due + 1))
-    if len(found) != due:
-        received = "more" if len(found) > due else f"{len(found):,}"
+        byte_strings = list(islice(_strings(field, raw), due + 1))
+    if len(byte_strings) != due:
+        received = "more" if len(byte_strings) > due else f"{len(byte_strings):,}"
         raise invalid(
             f"{field}.shape", f"{due:,} {what} expected, {received} received", ErrorReason.INVALID_TENSOR
         )
-    return found
+    return byte_strings
 
 
 def _strings(field: str, raw: memoryview) -> Iterator[memoryview]:

@@ -21,8 +21,8 @@ def pool_of(names: Iterable[str]) -> descriptor_pool.DescriptorPool:
     for name in names:
         _add(pool, default.FindServiceByName(name).file, seen)
     pool.AddSerializedFile(FILE)
-    found: descriptor_pool.DescriptorPool = pool
-    return found
+    result: descriptor_pool.DescriptorPool = pool
+    return result
 
 
 def _add(pool: Any, file: Any, seen: set[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import execution_pb2 as pb
+from trocar_api.value_words import not_one_of
 from trocar_server.engine.request.plan import FlagInput
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
@@ -119,7 +120,7 @@ def _field(name: str) -> str:
 
 def _named(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if not isinstance(value, str) or value not in known:
-        raise invalid(_field(name), f"must be one of {', '.join(known)}")
+        raise invalid(_field(name), not_one_of(value, known))
     return known[value]
 
 
@@ -127,8 +128,8 @@ def _priority(value: Any) -> pb.Priority.ValueType:
     """Read a priority: a word, or Triton's numbers, where 1 is the highest and 0 is unset."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return _NUMBERED.get(value, pb.PRIORITY_LOW)
-    found: pb.Priority.ValueType = _named("priority", value, _PRIORITIES)
-    return found
+    result: pb.Priority.ValueType = _named("priority", value, _PRIORITIES)
+    return result
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -171,7 +171,7 @@ class OpenInferenceService:
         return oip.RepositoryModelUnloadResponse()
 
     def own_handlers(self) -> dict[str, Handler]:
-        """Handlers without protobuf's copies of tensors, and those of methods that are not offered."""
+        """Handlers without protobuf's copies of tensors, and of methods that are not offered."""
         infer: Handler = grpc.unary_unary_rpc_method_handler(
             self.ModelInfer, request_deserializer=None, response_serializer=join_parts
         )
@@ -198,7 +198,7 @@ def _check_repository(name: str) -> None:
 
 def _failure(request: Any, error: ServiceError) -> Parts:
     response = oip.ModelStreamInferResponse(error_message=sendable(error.message))
-    found = response.infer_response
-    found.model_name, found.model_version, found.id = request.model_name, VERSION, request.id
-    found.parameters["reason"].string_param = error.reason
+    result = response.infer_response
+    result.model_name, result.model_version, result.id = request.model_name, VERSION, request.id
+    result.parameters["reason"].string_param = error.reason
     return [response.SerializeToString()]

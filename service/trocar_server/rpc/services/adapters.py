@@ -20,8 +20,8 @@ async def with_adapter(trainers: Trainers | None, request: _Request, principal: 
     if trainers is None:
         raise invalid("adapter", "this server has no adapters; its operator has to install trocar[peft]")
     trainer = await trainers.find_adapter(principal, request.model_id, request.adapter)
-    found = type(request)()
-    found.CopyFrom(request)
-    found.model_id = trainer.trainer_id
-    found.ClearField("adapter")
-    return found
+    adapter = type(request)()
+    adapter.CopyFrom(request)
+    adapter.model_id = trainer.trainer_id
+    adapter.ClearField("adapter")
+    return adapter

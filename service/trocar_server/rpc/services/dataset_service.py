@@ -96,9 +96,9 @@ class DatasetService(dataset_pb2_grpc.DatasetServiceServicer):
     ) -> pb.ListDatasetsResponse:
         """List the data sets that the caller can train on, and its quota usage."""
         principal = principal_of(context)
-        found = await asyncio.to_thread(self._library.entries, principal)
+        entries = await asyncio.to_thread(self._library.entries, principal)
         return pb.ListDatasetsResponse(
-            datasets=[_dataset(info, with_categories=False) for info in found],
+            datasets=[_dataset(info, with_categories=False) for info in entries],
             byte_count=await asyncio.to_thread(self._store.byte_count, principal),
             max_byte_count=self._store.max_bytes,
         )

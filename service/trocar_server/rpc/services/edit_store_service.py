@@ -1,12 +1,12 @@
 """`EditStoreService`: named lists of edits, owned by their callers."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 
 import structlog
 
 from trocar_api.reasons import ErrorReason
+from trocar_api.stored_names import is_stored_name
 from trocar_api.v1 import edit_store_pb2 as pb
 from trocar_api.v1 import edit_store_pb2_grpc
 from trocar_api.wire import Chunk
@@ -19,13 +19,12 @@ from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.call.repeated import is_repeated
 from trocar_server.rpc.codec.edits import edits_from_wire
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.rpc.codec.stored_lists import description_of, edits_of
+from trocar_server.rpc.codec.stored.stored_lists import description_of, edits_of
 from trocar_server.rpc.transfer.messages import CallContext, PayloadReceiver
 
 MAX_TENSOR_BYTES = 8 << 20
 """Of one list."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _log = structlog.get_logger("trocar")
 
 
@@ -71,13 +70,13 @@ class EditStoreService(edit_store_pb2_grpc.EditStoreServiceServicer):
             metadata = context.invocation_metadata() or ()
             if error.reason is not ErrorReason.EDITS_EXIST or not is_repeated(metadata):
                 raise
-            found = await asyncio.to_thread(self._store.get, *key)
-            if (found.description, found.tensors) != (description, tensors):
+            result = await asyncio.to_thread(self._store.get, *key)
+            if (result.description, result.tensors) != (description, tensors):
                 raise
-            return found
+            return result
 
     def _check(self, request: pb.StoreEditsRequest) -> None:
-        if not _NAME.fullmatch(request.name):
+        if not is_stored_name(request.name):
             raise invalid("name", "is 1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit")
         self._engine.catalogue.loaded(request.model_id)
         if not request.edits:
@@ -92,14 +91,14 @@ class EditStoreService(edit_store_pb2_grpc.EditStoreServiceServicer):
 
 
 def _listed(entries: Sequence[StoredEntry]) -> list[pb.StoredEdits]:
-    found = []
+    result = []
     for entry in entries:
         try:
-            found.append(_stored(entry))
+            result.append(_stored(entry))
         except ServiceError as error:
             _log.warning("stored edits cannot be listed", problem=error.message)
-            found.append(pb.StoredEdits(model_id=entry.model_id, name=entry.name, problem=error.message))
-    return found
+            result.append(pb.StoredEdits(model_id=entry.model_id, name=entry.name, problem=error.message))
+    return result
 
 
 def _stored(entry: StoredEntry) -> pb.StoredEdits:

@@ -18,7 +18,6 @@ from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Plan
 from trocar_server.engine.run.call import Call, Keeping
-from trocar_server.engine.run.checks import NO_PAYLOADS
 from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow, current_principal
@@ -33,7 +32,7 @@ from trocar_server.rpc.codec.replies import (
     plan_response,
     reply_messages,
 )
-from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.codec.stored.stored_lists import StoredLists
 from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
 from trocar_server.rpc.transfer.messages import (
@@ -48,10 +47,11 @@ from trocar_server.rpc.transfer.messages import (
     whole_payloads,
 )
 from trocar_server.rpc.transfer.plan_cache import PlanCache, PlannedRequest
+from trocar_server.rpc.transfer.plan_values import plan_values
 from trocar_server.rpc.transfer.reply_lookup import kept_messages, kept_reply, question_of
 from trocar_server.rpc.transfer.shared_payloads import NOT_SHARED, SharedPayloads, shared_payloads
 from trocar_server.shared_memory import Lender
-from trocar_server.telemetry import note_hit, note_model, note_pass, phase
+from trocar_server.telemetry import note_hit, note_model, note_pass, pass_facts, phase
 from trocar_server.training.trainers import Trainers
 
 
@@ -165,7 +165,9 @@ class ExtractionService:
         if chunks or planned.shares_memory or message.payload_digest:
             raise invalid("request", "has payloads, or the place of payloads")
         adapted = await self._adapted(planned, principal) if message.adapter else planned
-        stored = await self._lists.find(principal, adapted.message.model_id, adapted.message.edits)
+        stored = await self._lists.find(
+            principal, adapted.message.model_id, adapted.message.edits, adapted.message.taps
+        )
         plan, byte_counts = adapted.plan(self._engine.limits, stored)
         self._engine.deployment(plan.model_id)
         return planned, sum(byte_counts)
@@ -198,8 +200,8 @@ class ExtractionService:
         if planned.shares_memory:
             borrowed = shared_payloads(self._lender, principal, request)
         with borrowed as shared:
-            if request.edits:
-                stored = await self._lists.find(principal, request.model_id, request.edits)
+            if planned.has_stored:
+                stored = await self._lists.find(principal, request.model_id, request.edits, request.taps)
             plan, byte_counts = planned.plan(engine.limits, stored)
             receiving, arrived = _receiving(asked, shared, byte_counts)
             call = Call(
@@ -216,7 +218,7 @@ class ExtractionService:
             answer = await engine.serve(call, reservation)
             if isinstance(answer, KeptReply):
                 return await _kept_messages(answer, plan.max_chunk_bytes, shared)
-            note_pass(plan, answer)
+            note_pass(pass_facts(plan, answer))
             is_shared = shared.has_reply and await shared.place(answer.payloads)
         return reply_messages(plan, answer, planned.reply, is_shared=is_shared)
 
@@ -228,7 +230,7 @@ class ExtractionService:
         """Answer from the reply cache, without a replica and without the thread that owns torch."""
         engine, request, principal = self._engine, asked.planned.message, asked.principal
         with shared_payloads(self._lender, principal, request) as shared:
-            stored = await self._lists.find(principal, request.model_id, request.edits)
+            stored = await self._lists.find(principal, request.model_id, request.edits, request.taps)
             question = question_of(engine, principal, request, stored)
             has_payloads = bool(asked.chunks) or shared.has_payload
             kept = kept_reply(engine, question, request, has_payloads=has_payloads)
@@ -240,11 +242,12 @@ class ExtractionService:
         request, _ = read_message(pb.PlanRequest, message)
         wanted = await with_adapter(self._trainers, request.extraction, principal_of(context))
         note_model(wanted.model_id)
-        stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
+        stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits, wanted.taps)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
-        payloads = NO_PAYLOADS
+        payloads: Mapping[str, Payload] = plan_values(wanted.chunks, plan, byte_counts)
         if self._engine.needs_processing(plan):
-            plan, payloads = await self._processed(plan, stored, deadline_of(context))
+            plan, made = await self._processed(plan, stored, deadline_of(context))
+            payloads = {**payloads, **made}
         preview = await self._engine.checks.preview(plan, deadline_of(context), payloads)
         return plan_response(plan, preview, sum(byte_counts)).SerializeToString()
 

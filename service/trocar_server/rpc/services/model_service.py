@@ -13,6 +13,7 @@ from trocar_server.models import (
     ModelState,
     stages_for,
 )
+from trocar_server.models.huggingface.causal import why_not_causal
 from trocar_server.rpc.codec.inputs import check_argument_count, check_request_bytes, tensor_input
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.wire_dtypes import spec_to_wire, to_wire
@@ -102,9 +103,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             for i, spec in enumerate(request.inputs)
         ]
         check_request_bytes(byte_counts, self._engine.limits)
-        found = tuple(TensorSignature("", entry.dtype, (entry.shape,)) for entry in inputs)
-        takes_two = family is Family.OPTICAL_FLOW and len(found) == 1
-        return found * 2 if takes_two else found
+        result = tuple(TensorSignature("", entry.dtype, (entry.shape,)) for entry in inputs)
+        takes_two = family is Family.OPTICAL_FLOW and len(result) == 1
+        return result * 2 if takes_two else result
 
 
 def _calls(record: ModuleRecord, layouts: Layouts) -> list[pb.ModuleCall]:
@@ -164,6 +165,7 @@ def _add_hosted(message: pb.Model, hosted: HostedModel) -> None:
     message.byte_count = hosted.byte_count
     message.device = str(hosted.device)
     message.dtype = to_wire(hosted.dtype)
+    message.generates = not why_not_causal(hosted.module)
     message.categories.extend(hosted.categories)
     message.input_shape.extend(hosted.input_shape)
     message.inputs.extend(_input(hosted.signature, spec) for spec in hosted.signature.inputs)

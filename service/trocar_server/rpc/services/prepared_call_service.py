@@ -148,10 +148,10 @@ class PreparedCallService:
 
 
 def _headers(ask: Ask) -> Mapping[str, str]:
-    found = {REQUEST_ID_KEY: ask.request_id.hex()}
+    headers = {REQUEST_ID_KEY: ask.request_id.hex()}
     if traceparent := ask.traceparent:
-        found["traceparent"] = traceparent
-    return found
+        headers["traceparent"] = traceparent
+    return headers
 
 
 def _parsed(message: bytes) -> pb.PrepareCallsRequest:

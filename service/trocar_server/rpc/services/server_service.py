@@ -1,13 +1,15 @@
 """`ServerService`: version and limits, operation and status."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from trocar_api.v1 import server_pb2 as pb
 from trocar_api.v1 import server_pb2_grpc
 from trocar_server import __version__
+from trocar_server.caller import current_flow, is_operator
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.dtypes import TORCH_VERSION
-from trocar_server.engine.status import CallerStatus, status_of
+from trocar_server.engine.status import CallerStatus, EngineStatus, status_of
 from trocar_server.rpc.call.principal import log_name
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.text import sendable
@@ -71,8 +73,10 @@ class ServerService(server_pb2_grpc.ServerServiceServicer):
     async def GetServerStatus(
         self, request: pb.GetServerStatusRequest, context: CallContext
     ) -> pb.GetServerStatusResponse:
-        """Return queues, callers and caches."""
+        """Return queues, callers and caches; to callers without the scope admin, what is theirs."""
         status = status_of(self._engine)
+        if not is_operator():
+            return _own_status(status, self._engine.catalogue.has)
         return pb.GetServerStatusResponse(
             queues=[pb.QueueStatus(**asdict(one)) for one in status.queues],
             callers=[_caller(one) for one in status.callers[:_MOST_CALLERS]],
@@ -80,6 +84,15 @@ class ServerService(server_pb2_grpc.ServerServiceServicer):
             caches=[pb.CacheStatus(**asdict(one)) for one in status.caches],
             device=pb.DeviceStatus(**asdict(status.device)),
         )
+
+
+def _own_status(status: EngineStatus, is_listed: Callable[[str], bool]) -> pb.GetServerStatusResponse:
+    """Return the queues of listed models, and the caller's own row."""
+    flow = current_flow()
+    return pb.GetServerStatusResponse(
+        queues=[pb.QueueStatus(**asdict(one)) for one in status.queues if is_listed(one.model_id)],
+        callers=[_caller(one) for one in status.callers if one.flow == flow],
+    )
 
 
 def _caller(status: CallerStatus) -> pb.CallerStatus:

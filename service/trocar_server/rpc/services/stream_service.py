@@ -3,8 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TypeVar
@@ -14,6 +14,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
+from trocar_api.v1.direction_pb2 import Direction
 from trocar_api.v1.execution_pb2 import Execution
 from trocar_api.v1.objective_pb2 import Objective
 from trocar_server.engine.engine import Engine
@@ -21,8 +22,8 @@ from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Payloads, Plan
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.run.stream_statistics import MAX_CHECKPOINT_BYTES, StreamStatistics
 from trocar_server.engine.schedule.admission import MethodClass, Reservation
 from trocar_server.engine.schedule.room import Room
@@ -34,14 +35,22 @@ from trocar_server.rpc.codec.extract_requests import base_plan, plan_operand_byt
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.inputs import check_request_bytes
 from trocar_server.rpc.codec.replies import Parts, describe, framed, join_parts, reply_head, values_of
-from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.codec.stored.stored_lists import StoredLists
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
+from trocar_server.rpc.services.direction_fitting import (
+    DirectionFits,
+    DirectionFitting,
+    check_start,
+    fit_plan,
+)
 from trocar_server.rpc.transfer.messages import CallContext, compress_if_asked, send
 from trocar_server.rpc.transfer.prefetch import prefetch
+from trocar_server.rpc.transfer.stored_batches import StoredBatches
 from trocar_server.rpc.transfer.stream_batches import StreamBatch, StreamReader
-from trocar_server.telemetry import note_model, note_pass, phase
+from trocar_server.telemetry import note_model, note_pass, pass_facts, phase
+from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.trainers import Trainers
 
 Result = TypeVar("Result")
@@ -77,6 +86,8 @@ class _Stream:
     """Reservation for the bytes of its batches and results."""
     idle_bytes: int
     """Bytes that it keeps to its end: those of its start."""
+    fitting: DirectionFitting | None = None
+    """The directions that are fitted to its values, which are then not sent."""
     ready_bytes: int = 0
     """Bytes of prepared batches, and of results that are not sent yet."""
 
@@ -126,34 +137,70 @@ class StreamService:
     reading from a caller that does not read its replies.
     """
 
-    def __init__(self, engine: Engine, lists: StoredLists, trainers: Trainers | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lists: StoredLists,
+        fits: DirectionFits,
+        trainers: Trainers | None = None,
+        datasets: DatasetLibrary | None = None,
+    ) -> None:
         self._engine = engine
+        self._datasets = datasets
         self._lists = lists
+        self._fits = fits
         self._trainers = trainers
 
     async def extract_stream(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
         """Answer every batch, then send an end marker."""
         compress_if_asked(context)
-        stall_s = self._engine.limits.stall_timeout_s
         with self._engine.admission.admit(MethodClass.STREAM, current_flow()) as reservation:
             reader = StreamReader(requests, self._engine.limits, reservation)
-            stream = await self._start(reader, principal_of(context), reservation)
-            counts = StreamStatistics(()) if stream.statistics is None else stream.statistics
-            ready = self._ready(stream, prefetch(reader.batches(stream.plan, stream.first_index)))
-            results = self._results(stream, counts, prefetch(ready))
-            async with aclosing(prefetch(results)) as messages:
-                async for result in messages:
-                    with phase("reply"):
-                        await send(context, result.messages, stall_s)
-                    stream.release(result.byte_count)
-            await send(context, await self._engine.owner.run(lambda: _end(stream, counts)), stall_s)
+            principal = principal_of(context)
+            stream = await self._start(reader, principal, reservation)
+            try:
+                with self._stored(reader, principal):
+                    await self._answer(stream, reader, context)
+            finally:
+                if stream.fitting is not None:
+                    await stream.fitting.close()
+
+    async def _answer(self, stream: _Stream, reader: StreamReader, context: CallContext) -> None:
+        stall_s = self._engine.limits.stall_timeout_s
+        counts = StreamStatistics(()) if stream.statistics is None else stream.statistics
+        ready = self._ready(stream, prefetch(reader.batches(stream.plan, stream.first_index)))
+        results = self._results(stream, counts, prefetch(ready))
+        async with aclosing(prefetch(results)) as messages:
+            async for result in messages:
+                with phase("reply"):
+                    await send(context, result.messages, stall_s)
+                stream.release(result.byte_count)
+        directions = [] if stream.fitting is None else await stream.fitting.finish()
+        await send(context, await self._engine.owner.run(lambda: _end(stream, counts, directions)), stall_s)
+
+    @contextmanager
+    def _stored(self, reader: StreamReader, principal: str) -> Iterator[None]:
+        """Let batches name samples of the principal's data sets, and close their files at the end."""
+        if self._datasets is None:
+            yield
+            return
+        reader.stored = stored = StoredBatches(self._datasets, principal, self._engine.limits)
+        try:
+            yield
+        finally:
+            stored.close()
 
     async def _start(self, reader: StreamReader, principal: str, reservation: Reservation) -> _Stream:
         start, chunks = await reader.start()
+        is_fit = start.HasField("direction_fit")
+        if is_fit:
+            check_start(start)
         start = await with_adapter(self._trainers, start, principal)
         note_model(start.model_id)
-        stored = await self._lists.find(principal, start.model_id, start.edits)
+        stored = await self._lists.find(principal, start.model_id, start.edits, start.taps)
         plan = base_plan(start, self._engine.limits, stored)
+        if is_fit:
+            plan = fit_plan(plan)
         with phase("check"):
             await self._engine.checks.check_taps(plan)
         byte_counts = [*plan_operand_bytes(plan), *_checkpoint_byte_count(start)]
@@ -165,7 +212,10 @@ class StreamService:
         await check_operands(plan, payloads)
         first_index, timeout_s, interval = _first_index(start), _timeout_s(start), _checkpoint_interval(start)
         idle_bytes = reservation.byte_count
-        return _Stream(plan, first_index, timeout_s, payloads, statistics, interval, reservation, idle_bytes)
+        fitting = await self._fits.begin(start, plan, principal) if is_fit else None
+        return _Stream(
+            plan, first_index, timeout_s, payloads, statistics, interval, reservation, idle_bytes, fitting
+        )
 
     async def _statistics(
         self,
@@ -262,12 +312,19 @@ class StreamService:
             if batch.prepared is None:
                 raise batch.error or ServiceError(ErrorReason.INTERNAL, "the batch was lost")
             extraction = await self._extract(stream, batch.prepared)
-            note_pass(batch.prepared.plan, extraction)
+            note_pass(pass_facts(batch.prepared.plan, extraction))
+            if stream.fitting is not None:
+                await stream.fitting.add(extraction)
         except ServiceError as error:
+            if stream.fitting is not None:  # directions of the other batches would be of other data
+                raise
             counts.failed_count += 1
             result.error.CopyFrom(_failure(error))
             return []
         counts.batch_count += 1
+        if stream.fitting is not None:
+            result.reply.SetInParent()
+            return []
         result.reply.CopyFrom(reply_head(batch.prepared.plan, extraction))
         return values_of(extraction.feature_maps)
 
@@ -296,12 +353,13 @@ class StreamService:
         return {"ExtractStream": extract}
 
 
-def _end(stream: _Stream, counts: StreamStatistics) -> list[Parts]:
+def _end(stream: _Stream, counts: StreamStatistics, directions: Sequence[Direction]) -> list[Parts]:
     feature_maps = stream.statistics.feature_maps() if stream.statistics else ()
     end = pb.StreamEnd(
         feature_maps=map(describe, feature_maps),
         batch_count=counts.batch_count,
         failed_count=counts.failed_count,
+        directions=directions,
     )
     head = pb.ExtractStreamResponse(end=end).SerializeToString()
     return list(framed(head, values_of(feature_maps), stream.plan.max_chunk_bytes))
@@ -371,8 +429,11 @@ def _clear_labels(objective: Objective) -> None:
             term.loss.ClearField("labels")
         elif kind == "gradient_penalty":
             _clear_labels(term.gradient_penalty.of)
-        elif kind == "class_score" and len(term.class_score.classes) > 1:
-            term.class_score.ClearField("classes")
+        elif kind == "class_score":
+            if len(term.class_score.classes) > 1:
+                term.class_score.ClearField("classes")
+            if len(term.class_score.class_names) > 1:
+                term.class_score.ClearField("class_names")
 
 
 def _digest(parts: Sequence[bytes | memoryview]) -> str:

@@ -61,8 +61,8 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> pb.ListTrainersResponse:
         """List the caller's trainers."""
         own, unreadable = await self._trainers.listed(principal_of(context))
-        found = [await self._message(trainer) for trainer in own]
-        return pb.ListTrainersResponse(trainers=[*found, *map(_unreadable_message, unreadable)])
+        outcome = [await self._message(trainer) for trainer in own]
+        return pb.ListTrainersResponse(trainers=[*outcome, *map(_unreadable_message, unreadable)])
 
     async def CloseTrainer(
         self, request: pb.CloseTrainerRequest, context: CallContext
@@ -106,8 +106,8 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """List the checkpoints that can be restored."""
         trainer = await self._get(request.trainer_id, context)
         problems = dict(await trainer.damaged_checkpoints())
-        found = [_checkpoint_message(saved) for saved in await trainer.checkpoints()]
-        whole = [message for message in found if message.number not in problems]
+        outcome = [_checkpoint_message(saved) for saved in await trainer.checkpoints()]
+        whole = [message for message in outcome if message.number not in problems]
         damaged = [pb.Checkpoint(number=number, problem=why) for number, why in problems.items()]
         return pb.ListCheckpointsResponse(checkpoints=sorted([*whole, *damaged], key=lambda one: one.number))
 
@@ -130,7 +130,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     async def LoadAdapter(
         self, request_iterator: AsyncIterator[pb.LoadAdapterRequest], context: CallContext
     ) -> pb.LoadAdapterResponse:
-        """Replace an adapter's weights by those of a file."""
+        """Replace an adapter's weights by a file's."""
         trainer: Trainer | None = None
         data, request_id = bytearray(), ""
         engine = self._trainers.engine
@@ -263,17 +263,17 @@ def _trainer_message(trainer: Trainer, facts: TrainerDescription) -> pb.Trainer:
     )
 
 
-def _unreadable_message(found: UnreadableTrainer) -> pb.Trainer:
+def _unreadable_message(results: UnreadableTrainer) -> pb.Trainer:
     """Describe a trainer that cannot be restored, as far as known."""
     message = pb.Trainer(
-        trainer_id=found.trainer_id,
+        trainer_id=results.trainer_id,
         state="unreadable",
-        problem=sendable(found.error.message),
-        problem_reason=found.error.reason,
+        problem=sendable(results.error.message),
+        problem_reason=results.error.reason,
     )
-    if found.record is not None:
-        message.created_at_s = found.record.created_at_s
-        message.spec.model_id = found.record.base_model_id
+    if results.record is not None:
+        message.created_at_s = results.record.created_at_s
+        message.spec.model_id = results.record.base_model_id
     return message
 
 

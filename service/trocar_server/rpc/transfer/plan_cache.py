@@ -19,9 +19,14 @@ from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.rpc.codec.edits import StoredList
 from trocar_server.rpc.codec.extract_requests import to_plan
 from trocar_server.rpc.codec.replies import CachedHead
+from trocar_server.rpc.codec.stored.named_directions import has_directions
 from trocar_server.rpc.transfer.messages import KnownMessages, parse_head, split_head
 
+_Content = tuple[tuple[str, bytes], ...]
+"""Name and digest of what is stored."""
 _KEPT = 128
+_MOST_STORED_BYTES = 256 << 10
+"""Size limit of the arrays of stored edits and directions that a kept plan holds."""
 _MOST_HEAD_BYTES = 2048
 """Size limit of a cached request: its size in memory is proportional."""
 
@@ -34,6 +39,7 @@ class PlannedRequest:
         key: Its bytes; None for a large one, which is not kept.
         shares_memory: Whether values are in shared memory instead of chunks.
         kind: The kind of its work.
+        has_stored: Whether it may name stored edits or directions.
         is_plain: Whether it depends on nothing but itself: on no stored edits, adapter or other payloads.
         reply: The signature of the last reply to it.
     """
@@ -43,9 +49,12 @@ class PlannedRequest:
         self.key = key
         self.shares_memory = message.HasField("shared_payload") or message.HasField("shared_reply")
         self.kind = MethodClass.GRADIENTS if message.HasField("objective") else MethodClass.EXTRACT
-        self.is_plain = not (self.shares_memory or message.adapter or message.edits or message.payload_digest)
+        self.has_stored = bool(message.edits) or has_directions((), message.taps)
+        self.is_plain = not (
+            self.shares_memory or message.adapter or self.has_stored or message.payload_digest
+        )
         self.reply = CachedHead()
-        self._planned: tuple[Limits, tuple[Plan, list[int]]] | None = None
+        self._planned: tuple[Limits, _Content, tuple[Plan, list[int]]] | None = None
 
     def plan(self, limits: Limits, stored: Mapping[str, StoredList]) -> tuple[Plan, list[int]]:
         """Convert and check it; see `to_plan`.
@@ -53,11 +62,13 @@ class PlannedRequest:
         Raises:
             ServiceError: With the field named.
         """
-        if stored:  # which may have been replaced since
+        content = tuple((name, stored[name].digest) for name in sorted(stored)) if stored else ()
+        if stored and sum(one.byte_count for one in stored.values()) > _MOST_STORED_BYTES:
             return to_plan(self.message, limits, stored)
-        if self._planned is None or self._planned[0] is not limits:
-            self._planned = (limits, to_plan(self.message, limits))
-        return self._planned[1]
+        planned = self._planned
+        if planned is None or planned[0] is not limits or planned[1] != content:
+            planned = self._planned = (limits, content, to_plan(self.message, limits, stored))
+        return planned[2]
 
 
 class PlanCache:

@@ -16,7 +16,7 @@ async def prefetch(source: AsyncGenerator[Item, None], depth: int = 1) -> AsyncG
 
     Args:
         source: Closed when this ends, also by an error.
-        depth: The most items that wait here; one more may be in progress in the source.
+        depth: The most items that wait here, any number if 0; one more may be in progress in the source.
     """
     queue: asyncio.Queue[tuple[Item | None, BaseException | None]] = asyncio.Queue(depth)
     task = asyncio.create_task(_fill(source, queue))

@@ -79,7 +79,7 @@ def kept_messages(kept: KeptReply, most_chunk_bytes: int, *, is_shared: bool = F
 
 
 def _digest_of_request(request: pb.ExtractRequest, stored: Mapping[str, StoredList]) -> bytes:
-    """Digest of the fields that determine the answer: all but those of transfer and scheduling."""
+    """Digest of the fields that determine the answer: all but transfer and scheduling."""
     asked = pb.ExtractRequest()
     asked.CopyFrom(request)
     asked.ClearField("max_chunk_bytes")

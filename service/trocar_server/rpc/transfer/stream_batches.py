@@ -17,6 +17,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.rpc.codec.inputs import to_inputs
 from trocar_server.rpc.transfer.messages import Arrivals, PayloadReceiver, read_message
+from trocar_server.rpc.transfer.stored_batches import StoredBatches, StoredInputs
 
 _BUSY_PAUSE_S = 0.1
 _MOST_BUSY_S = 10.0
@@ -51,6 +52,8 @@ class StreamReader:
     """
 
     def __init__(self, messages: AsyncIterator[bytes], limits: Limits, reservation: Reservation) -> None:
+        self.stored: StoredBatches | None = None
+        """Reads batches that are on the server; None refuses them."""
         self._messages = messages
         self._limits = limits
         self._reservation = reservation
@@ -116,11 +119,17 @@ class StreamReader:
         self._received_bytes = 0
         try:
             unprocessed: list[ProcessorInput] = []
-            inputs, byte_counts = to_inputs(message.inputs, self._limits, unprocessed)
+            stored = await self._stored(message)
+            entries = message.inputs if stored is None else stored.messages
+            inputs, byte_counts = to_inputs(entries, self._limits, unprocessed)
             byte_count, rows = sum(byte_counts), row_count(inputs)
             await _when_free(lambda: self._reservation.check(byte_count, rows, kept_bytes=idle_bytes))
             self._arrivals = Arrivals(self._messages, self._limits, len)
-            payloads = await self.payloads(byte_counts, chunks)
+            if stored is None:
+                payloads = await self.payloads(byte_counts, chunks)
+            else:
+                await self._grow(byte_count)
+                payloads = stored.payloads
             plan_of_batch = replace(plan, inputs=inputs, unprocessed=tuple(unprocessed))
             return StreamBatch(message.batch_index, plan_of_batch, payloads, byte_count)
         except ServiceError as error:
@@ -129,6 +138,18 @@ class StreamReader:
                 raise
             self._is_skipping = True  # skip the rest of its messages
             return StreamBatch(message.batch_index, plan, error=error.with_traceback(None))
+
+    async def _stored(self, message: pb.StreamBatch) -> StoredInputs | None:
+        """Return the inputs of a batch that is on the server; None of another.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, it has inputs as well; and what `StoredBatches.read` raises.
+        """
+        if not message.HasField("stored"):
+            return None
+        if message.inputs or self.stored is None:
+            raise _wrong("a batch has either inputs or stored samples, and stored ones in a stream only")
+        return await self.stored.read(message.stored)
 
     async def _grow(self, byte_count: int) -> None:
         """Reserve received bytes; nothing is read until they fit."""
@@ -163,7 +184,15 @@ class StreamReader:
 
 
 async def _when_free(take: Callable[[], None], most_s: float = math.inf) -> None:
-    """Wait for memory: nothing is read meanwhile, and running batches need no more of it."""
+    """Wait for memory: nothing is read meanwhile, and running batches need no more of it.
+
+    Args:
+        take: Reserves it.
+        most_s: The longest wait, in seconds.
+
+    Raises:
+        ServiceError: `SERVER_BUSY`, after that; what else `take` raises.
+    """
     ends_at = time.monotonic() + most_s
     while True:
         try:

@@ -79,7 +79,7 @@ class BatchHead:
 
 
 class BatchPlans:
-    """Batches as checked before: those of a training are alike. For one event loop.
+    """Batches as checked before: a training's are alike. For one event loop.
 
     Attributes:
         by_trainer: The last batch of each trainer.
@@ -189,10 +189,10 @@ def _batch_plan(head: BatchHead, trainer: Trainer, limits: Limits, plans: BatchP
     targets = _targets(request.targets, limits, byte_counts)
     check_request_bytes(byte_counts, limits)
     losses = trainer.spec.losses
-    found = BatchPlan(key, hosted, limits, losses, inputs, targets, byte_counts, tuple(unprocessed))
+    batch_plan = BatchPlan(key, hosted, limits, losses, inputs, targets, byte_counts, tuple(unprocessed))
     if len(key) <= _MOST_KEY_BYTES:
-        plans.by_trainer[trainer] = found
-    return found
+        plans.by_trainer[trainer] = batch_plan
+    return batch_plan
 
 
 async def _processed(

@@ -194,15 +194,15 @@ class DeviceTier:
         """
         with self:
             self._cursor = block.number
-            found = self.on_device.get(block.number)
-        alive = _alive(block) if found is None else None
+            result = self.on_device.get(block.number)
+        alive = _alive(block) if result is None else None
         if alive is None:
-            if found is None:
+            if result is None:
                 host = self._store.get(block)
                 with self:
-                    found = self._bring(block, host)
-            self._copier.hand_over(*found)
-            alive = found[0]
+                    result = self._bring(block, host)
+            self._copier.hand_over(*result)
+            alive = result[0]
         self._bring_ahead()
         return alive
 
@@ -290,17 +290,17 @@ class DeviceTier:
         return not self.on_device or self.on_device_bytes + byte_count <= self._window
 
     def _bring(self, block: Block, host: torch.UntypedStorage) -> tuple[torch.UntypedStorage, Event]:
-        found = self.on_device.get(block.number)
-        if found is None:
+        result = self.on_device.get(block.number)
+        if result is None:
             self._has_room(block.byte_count)
-            found = self.on_device[block.number] = self._copier.to_device(host)
+            result = self.on_device[block.number] = self._copier.to_device(host)
             self.on_device_bytes += block.byte_count
-        return found
+        return result
 
     def _forget(self, number: int) -> None:
-        found = self.on_device.pop(number, None)
-        if found is not None:
-            self.on_device_bytes -= found[0].nbytes()
+        result = self.on_device.pop(number, None)
+        if result is not None:
+            self.on_device_bytes -= result[0].nbytes()
 
 
 class Tiers:

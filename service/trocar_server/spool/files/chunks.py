@@ -197,8 +197,8 @@ class ChunkFile:
         descriptor = self._descriptor
         if descriptor is None:
             return False
-        found = os.fstat(descriptor.number)
-        return found.st_nlink > 0 and found.st_size == HEADER_BYTES + self.size
+        result = os.fstat(descriptor.number)
+        return result.st_nlink > 0 and result.st_size == HEADER_BYTES + self.size
 
     def forget(self) -> None:
         """Close the file without removing it."""

@@ -123,8 +123,8 @@ def _remove_leftover(path: Path) -> bool:
 
 def _is_ours(lock: int, has_files: bool) -> bool:
     """Whether a spool on this machine made a lock file; if it was killed at once, nothing is in it yet."""
-    found = os.fstat(lock)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    result = os.fstat(lock)
+    if not stat.S_ISREG(result.st_mode) or result.st_uid != os.geteuid():
         return False
     mark, _, machine = os.pread(lock, 4096, 0).decode(errors="replace").partition("\n")
     if not mark and not machine:

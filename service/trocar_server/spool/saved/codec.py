@@ -90,17 +90,19 @@ class SavedCoded:
         """
         self._watch.check(self._shape)
         with torch.no_grad():
-            found = self._codec.unpack(_unpacked(self._coded.packed))
-        return self._watch.counted(self._checked(found))
+            result = self._codec.unpack(_unpacked(self._coded.packed))
+        return self._watch.counted(self._checked(result))
 
-    def _checked(self, found: object) -> torch.Tensor:
+    def _checked(self, outcome: object) -> torch.Tensor:
         expected = f"a tensor of {self._dtype}, shape {list(self._shape)}, on {self._device}"
-        if not isinstance(found, torch.Tensor):
-            raise CodecError(f"the codec's unpack returned {type(found).__name__}; autograd saved {expected}")
-        if (tuple(found.shape), found.dtype, found.device) != (self._shape, self._dtype, self._device):
-            is_found = f"{found.dtype}, shape {list(found.shape)}, on {found.device}"
+        if not isinstance(outcome, torch.Tensor):
+            raise CodecError(
+                f"the codec's unpack returned {type(outcome).__name__}; autograd saved {expected}"
+            )
+        if (tuple(outcome.shape), outcome.dtype, outcome.device) != (self._shape, self._dtype, self._device):
+            is_found = f"{outcome.dtype}, shape {list(outcome.shape)}, on {outcome.device}"
             raise CodecError(f"the codec's unpack returned a tensor of {is_found}; autograd saved {expected}")
-        return found.detach()
+        return outcome.detach()
 
 
 def _unpacked(packed: Any) -> Any:

@@ -51,9 +51,9 @@ class VersionWatch:
 
     def counted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same data that shares the version counter."""
-        found = self._shadow.detach()
-        found.data = tensor
-        return found
+        result = self._shadow.detach()
+        result.data = tensor
+        return result
 
 
 class NoWatch:
@@ -151,10 +151,10 @@ class Lent:
         Raises:
             SavedTensorChangedError: It was changed in place, unseen by torch.
         """
-        found = self._unpack(self._handle)
-        if found.data_ptr() == self._address:
-            self._watch.check(tuple(found.shape))
-        return found
+        result = self._unpack(self._handle)
+        if result.data_ptr() == self._address:
+            self._watch.check(tuple(result.shape))
+        return result
 
 
 Packed = Kept | Copied | Saved | Lent

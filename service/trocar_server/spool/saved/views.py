@@ -53,12 +53,12 @@ class View:
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return the tensor in a storage."""
         if self.is_packed:
-            found = self._spread(storage)
+            laid = self._spread(storage)
         else:
-            found = _laid(storage, self.dtype, self.offset, self.shape, self.strides)
+            laid = _laid(storage, self.dtype, self.offset, self.shape, self.strides)
         if self.is_conjugate:
-            found = found.conj()
-        return torch._neg_view(found) if self.is_negative else found  # pyright: ignore[reportPrivateImportUsage] - torch has no public one
+            laid = laid.conj()
+        return torch._neg_view(laid) if self.is_negative else laid  # pyright: ignore[reportPrivateImportUsage] - torch has no public one
 
     @property
     def span(self) -> int:

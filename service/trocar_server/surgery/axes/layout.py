@@ -294,6 +294,11 @@ def class_dim_of(layout: Layout | None, rank: int) -> int | None:
     return layout.dim_of(CHANNELS) if known and layout is not None else None
 
 
+def tokens_dim_of(layout: Layout | None) -> int | None:
+    """Return the only dimension of the tokens; None where that is not known, without one, or with several."""
+    return None if layout is None else layout.dim_of(TOKENS)
+
+
 def samples_dim_of(layout: Layout | None) -> int | None:
     """Return the dimension of the samples: the first where that is not known, None without one."""
     if layout is None or layout.batch is not None:

@@ -26,7 +26,7 @@ Rule = Callable[[Operation], Sequence[Dims]]
 
 
 def changed(dim: Dim, size: int, step: Step) -> Dim:
-    """Return what a dimension becomes by an operation along it that gives it another length."""
+    """Return the dimension after an operation along it that changes its length."""
     if size == 1:
         return ()
     if not dim or is_fixed(dim):

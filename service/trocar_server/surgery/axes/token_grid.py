@@ -45,8 +45,10 @@ def token_grids(
         sizes: The length of each axis of the inputs in this call, by its name.
     """
     pieces = [] if layout is None else [meaning.pieces for meaning in layout.meanings]
-    found = (_grid(dim, own, size, sizes) for dim, (own, size) in enumerate(zip(pieces, shape, strict=False)))
-    return tuple(grid for grid in found if grid is not None)
+    result = (
+        _grid(dim, own, size, sizes) for dim, (own, size) in enumerate(zip(pieces, shape, strict=False))
+    )
+    return tuple(grid for grid in result if grid is not None)
 
 
 def _grid(dim: int, pieces: Sequence[Piece], size: int, sizes: Mapping[str, int]) -> TokenGrid | None:

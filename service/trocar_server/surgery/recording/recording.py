@@ -18,6 +18,7 @@ from torch import nn
 from trocar_server.surgery.axes.layout import Layouts
 from trocar_server.surgery.ports import UNNAMED, CallPorts, Parameters, parameters_of
 from trocar_server.surgery.recording.liveness import LiveBytes, PeakMeter, fused_attention
+from trocar_server.surgery.recording.second_names import NONE, SecondNames, second_names
 from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.structure import Picks, leaves
 
@@ -108,6 +109,7 @@ class ModuleCall:
         after_module: Of a function: the last step of the modules' clock before it.
         positional: How many of its inputs were passed by position.
         sink: Of a softmax: the columns that the model drops after it; None for none.
+        is_along_last: Of a softmax: whether its last dimension sums to 1.
     """
 
     started: int
@@ -121,6 +123,7 @@ class ModuleCall:
     after_module: int = 0
     positional: int = 0
     sink: Sink | None = None
+    is_along_last: bool = True
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ class Recording:
         is_predicted: Whether no such pass ran. See Note: [Symbolic recording].
         written: Names of the parameters and buffers that the pass wrote to; empty where it was not symbolic.
         layouts: What the dimensions of its values mean; None where that was not looked at.
+        second_names: Further names of modules and parameters.
     """
 
     modules: Mapping[str, ModuleRecord]
@@ -180,6 +184,7 @@ class Recording:
     is_predicted: bool = False
     written: frozenset[str] = frozenset()
     layouts: Layouts | None = field(default=None, repr=False, compare=False)
+    second_names: SecondNames = field(default=NONE, repr=False)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
@@ -309,7 +314,8 @@ def record_calls(
         if dict(module.named_modules()).keys() - known.keys():  # created by the first pass, without hooks
             return record_calls(module, args, kwargs, is_symbolic=is_symbolic, check=check, live=live)
         if check is not None:
-            check(Recording(_in_execution_order(module, recorder.calls, watch), is_symbolic))
+            records = _in_execution_order(module, recorder.calls, watch)
+            check(Recording(records, is_symbolic, second_names=second_names(module)))
         if watch is not None:
             watch.live = live
             with fused_attention(live, watch.operators), hooked(known, meter):
@@ -318,7 +324,14 @@ def record_calls(
             recorder.settle_peaks(meter)
     records = _in_execution_order(module, recorder.calls, watch)
     names = (name for name, tensor in state.items() if watch is not None and watch.last_write(tensor))
-    return Recording(records, is_symbolic, peak_bytes=live.peak, work=live.work, written=frozenset(names))
+    return Recording(
+        records,
+        is_symbolic,
+        peak_bytes=live.peak,
+        work=live.work,
+        written=frozenset(names),
+        second_names=second_names(module),
+    )
 
 
 def _record_counted(
@@ -334,7 +347,13 @@ def _record_counted(
         return _record_counted(module, args, kwargs, LiveBytes(live.limit))
     recorder.settle_peaks(meter)
     records = _in_execution_order(module, recorder.calls, None)
-    return Recording(records, is_symbolic=False, peak_bytes=live.peak, work=live.work)
+    return Recording(
+        records,
+        is_symbolic=False,
+        peak_bytes=live.peak,
+        work=live.work,
+        second_names=second_names(module),
+    )
 
 
 def structure_of(records: Mapping[str, ModuleRecord]) -> Mapping[str, ModuleRecord]:
@@ -342,8 +361,8 @@ def structure_of(records: Mapping[str, ModuleRecord]) -> Mapping[str, ModuleReco
 
     Cheaper than the records themselves where these are predicted.
     """
-    found: Mapping[str, ModuleRecord] = getattr(records, "structure", records)
-    return found
+    result: Mapping[str, ModuleRecord] = getattr(records, "structure", records)
+    return result
 
 
 def has_raised(output: Any) -> bool:
@@ -448,7 +467,7 @@ def all_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a module's own parameters and buffers by name, without those of submodules."""
+    """Return a module's own parameters and buffers by name, without its submodules'."""
     return {
         **dict(module.named_parameters(recurse=False, remove_duplicate=False)),
         **dict(module.named_buffers(recurse=False, remove_duplicate=False)),

@@ -176,12 +176,12 @@ class PredictedRecords(Mapping[str, ModuleRecord]):
 
     def __getitem__(self, path: str) -> ModuleRecord:
         """Return the record of a path."""
-        found = self._made.get(path)
-        if found is None:
+        result = self._made.get(path)
+        if result is None:
             record = self.structure[path]
-            found = replace(record, calls=[self._call(call) for call in record.calls])
-            self._made[path] = found
-        return found
+            result = replace(record, calls=[self._call(call) for call in record.calls])
+            self._made[path] = result
+        return result
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the paths."""
@@ -278,7 +278,7 @@ def record_symbolic(
     return _Expressions(env, tensors).recording(recording, tape)
 
 
-def _with_inputs_of(found: Recording, recorded: Recording) -> Recording:
+def _with_inputs_of(outcome: Recording, recorded: Recording) -> Recording:
     """Return a recording with the inputs that are no tensors in a recorded pass as they are there.
 
     Raises:
@@ -299,9 +299,9 @@ def _with_inputs_of(found: Recording, recorded: Recording) -> Recording:
         return {path: record_of(record, known[path]) for path, record in some.items()}
 
     try:
-        modules = records_of(found.modules, recorded.modules)
-        attention = found.attention and records_of(found.attention, recorded.attention or {})
-        return replace(found, modules=modules, attention=attention)
+        modules = records_of(outcome.modules, recorded.modules)
+        attention = outcome.attention and records_of(outcome.attention, recorded.attention or {})
+        return replace(outcome, modules=modules, attention=attention)
     except (KeyError, ValueError):
         raise NotSymbolicError("a pass on data calls other modules, or with other inputs") from None
 
@@ -387,7 +387,7 @@ class _Expressions:
         }
 
     def _call(self, call: ModuleCall) -> ModuleCall:
-        inputs, outputs = ([self._leaf(leaf) for leaf in found] for found in (call.inputs, call.outputs))
+        inputs, outputs = ([self._leaf(leaf) for leaf in result] for result in (call.inputs, call.outputs))
         return replace(call, inputs=inputs, outputs=outputs)
 
     def _leaf(self, leaf: Leaf) -> Leaf:

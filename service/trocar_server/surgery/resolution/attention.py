@@ -42,12 +42,14 @@ class _Attention:
         at: When it computes, on the clock of modules.
         leaf: The value.
         columns: Start and stop of the wanted part of its last dimension; None for all of it.
+        is_along_last: Whether its last dimension sums to 1, as that of keys does.
     """
 
     place: Place
     at: int
     leaf: Leaf
     columns: tuple[int | None, int | None] | None = None
+    is_along_last: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +71,7 @@ def attention_of(selector: Selector, recording: Recording) -> list[Value]:
     """
     records = modules_of(recording)
     held = _held(selector, records, recording.attention or {})
-    attentions = {place: found[0] for place, found in held.items()}
+    attentions = {place: result[0] for place, result in held.items()}
     ported = dict(records.by_path)
     for path in {path for path, _ in attentions}:
         calls = enumerate(ported[path].calls)
@@ -90,13 +92,13 @@ def _held(
     calls = {(record.path, i): call for record in matched for i, call in enumerate(record.calls)}
     held = {place: _inside(call, computed) for place, call in calls.items()}
     if selector.is_pattern:
-        innermost = {entry.place: place for place, found in _outer_first(held, calls) for entry in found}
+        innermost = {entry.place: place for place, result in _outer_first(held, calls) for entry in result}
         chosen = set(innermost.values())
-        held = {place: found for place, found in held.items() if place in chosen and len(found) == 1}
-    several = next((place for place, found in held.items() if len(found) > 1), None)
+        held = {place: result for place, result in held.items() if place in chosen and len(result) == 1}
+    several = next((place for place, result in held.items() if len(result) > 1), None)
     if several is not None:
         raise _ambiguous(selector, len(held[several]))
-    held = {place: found for place, found in held.items() if found}
+    held = {place: result for place, result in held.items() if result}
     if calls and not held:
         raise _no_attention(selector)
     return held
@@ -114,9 +116,9 @@ def _computed(functions: Mapping[str, ModuleRecord], port: str) -> Iterator[_Att
         leaf = next(leaf for leaf in call.outputs if leaf.port == (LOGITS if port == LOGITS else SCORES))
         yield _Attention((ATTENTION, index), call.after_module, leaf)
     for index, call in enumerate(_calls(functions, SOFTMAX)):
-        found = _softmaxed(functions, port, index, call)
-        if found is not None and found.leaf.shape is not None and len(found.leaf.shape) >= _LEAST_RANK:
-            yield found
+        result = _softmaxed(functions, port, index, call)
+        if result is not None and result.leaf.shape is not None and len(result.leaf.shape) >= _LEAST_RANK:
+            yield result
 
 
 def _softmaxed(
@@ -132,9 +134,11 @@ def _softmaxed(
         leaf = next(leaf for leaf in leaves if (leaf.port, leaf.picks) == (at, picks))
         return _Attention((name, own), call.after_module, leaf)
     leaves = call.inputs if port == LOGITS else call.outputs
-    found = next((leaf for leaf in leaves if leaf.shape is not None), None)
+    result = next((leaf for leaf in leaves if leaf.shape is not None), None)
     columns = None if sink is None else sink.own if port == SINK else sink.keys
-    return None if found is None else _Attention((SOFTMAX, index), call.after_module, found, columns)
+    if result is None:
+        return None
+    return _Attention((SOFTMAX, index), call.after_module, result, columns, call.is_along_last)
 
 
 def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[ModuleCall]:
@@ -142,9 +146,10 @@ def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[ModuleC
 
 
 def _inside(call: ModuleCall, computed: Sequence[_Attention]) -> list[_Attention]:
-    found = [entry for entry in computed if call.started <= entry.at < call.ended]
-    fused = [entry for entry in found if entry.place[0] == ATTENTION]
-    return fused or found
+    result = [entry for entry in computed if call.started <= entry.at < call.ended]
+    fused = [entry for entry in result if entry.place[0] == ATTENTION]
+    along_last = [entry for entry in result if entry.is_along_last]  # other softmaxes weigh something else
+    return fused or along_last or result
 
 
 def _with_port(call: ModuleCall, attention: _Attention | None, port: str) -> ModuleCall:

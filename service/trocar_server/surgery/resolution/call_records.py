@@ -7,6 +7,8 @@ from itertools import chain
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.surgery.recording.recording import ModuleRecord, Recording, structure_of
+from trocar_server.surgery.recording.second_names import NONE, SecondNames
+from trocar_server.surgery.resolution.suggestions import suggestion
 from trocar_server.surgery.selectors.naming import shown_path
 from trocar_server.surgery.selectors.selectors import Selector
 
@@ -22,6 +24,7 @@ class Records:
         unknown: The error reason for a name that does not exist.
         advice: Advice when there is no near name.
         also: Other names that are accepted, too.
+        second_names: Further names of modules.
     """
 
     kind: str
@@ -30,6 +33,7 @@ class Records:
     unknown: ErrorReason
     advice: str
     also: tuple[str, ...] = ()
+    second_names: SecondNames = NONE
 
     def matching(self, selector: Selector) -> list[ModuleRecord]:
         """Return the records that a selector's path and class match, called or not.
@@ -40,14 +44,29 @@ class Records:
         if selector.is_everything:
             return self._leaves()
         if not selector.is_pattern:
-            if selector.path in self.by_path:
-                return [self.by_path[selector.path]]
-            raise unknown(self.unknown, self.noun, selector.path, [*self.by_path, *self.also], self.advice)
+            path = self.second_names.first(selector.path)
+            if path in self.by_path:
+                return [self.by_path[path]]
+            raise self._unknown(selector)
         known = structure_of(self.by_path).values()
-        found = [self.by_path[r.path] for r in known if r.path and selector.matches(r.path, r.type_name)]
-        if not found:
+        result = [
+            self.by_path[record.path] for record in known if record.path and self._is_match(selector, record)
+        ]
+        if not result:
             raise self._no_match(selector)
-        return found
+        return result
+
+    def _is_match(self, selector: Selector, record: ModuleRecord) -> bool:
+        return any(selector.matches(path, record.type_name) for path in self.second_names.of(record.path))
+
+    def _unknown(self, selector: Selector) -> ServiceError:
+        hint = suggestion(selector, self.by_path) if self.kind == "module" else ""
+        if hint:
+            return ServiceError(
+                self.unknown, f"no {self.noun} '{selector.path}'; {hint}", selector=selector.text, nearest=""
+            )
+        names = [*self.by_path, *self.second_names.firsts, *self.also]
+        return unknown(self.unknown, self.noun, selector.path, names, self.advice)
 
     def _leaves(self) -> list[ModuleRecord]:
         """Return the called modules without called submodules; of nodes and functions, all."""
@@ -69,7 +88,8 @@ class Records:
         of_path = [r for r in self.by_path.values() if r.path and selector.matches_path(r.path)]
         if selector.type_name is not None and of_path:
             types = sorted({record.type_name for record in of_path})
-            hint = f"the modules of that path are {', '.join(types[:10])}{', ...' if len(types) > 10 else ''}"
+            classes = f"{', '.join(types[:10])}{', ...' if len(types) > 10 else ''}"
+            hint = suggestion(selector, self.by_path) or f"the modules of that path are {classes}"
         elif selector.kind == "regex" and selector.text.startswith(f"re:{selector.path}"):
             hint += (
                 "; the expression must match a whole path, and before `@call`, `#order`, `/port` or `[pick]` "
@@ -89,6 +109,7 @@ def modules_of(recording: Recording) -> Records:
         unknown=ErrorReason.UNKNOWN_MODULE,
         advice="`trocar modules` lists them",
         also=tuple(recording.stages),
+        second_names=recording.second_names,
     )
 
 

@@ -28,7 +28,7 @@ def input_place(selector: Selector, parameters: Parameters, call: ModuleCall) ->
 
 
 def shown_place(leaf: Leaf, parameters: Parameters) -> Place:
-    """Return port and picks of a recorded value as its name shows them: without the position of the first."""
+    """Return port and picks of a recorded value as shown in its name: without the first input's position."""
     if leaf.port != "in" or leaf.picks[:1] != (0,):
         return leaf.port, leaf.picks
     rest = leaf.picks[1:]

@@ -19,15 +19,15 @@ def parameters_of(selector: Selector, name: str, modules: Records) -> list[Value
         ServiceError: `UNKNOWN_MODULE`, or `UNKNOWN_PARAMETER` with the existing names.
     """
     matched = modules.matching(selector)
-    found = [
+    parameters = [
         _value(record, own, is_gradient=selector.is_gradient)
         for record in matched
         for own in record.parameters
         if own == name or (name == ALL_PARAMETERS and not (selector.is_gradient and own in record.buffers))
     ]
-    if not found:
+    if not parameters:
         raise _unknown_parameter(selector, name, matched, modules)
-    return found
+    return parameters
 
 
 def _value(record: ModuleRecord, name: str, *, is_gradient: bool) -> Value:
@@ -40,13 +40,17 @@ def _value(record: ModuleRecord, name: str, *, is_gradient: bool) -> Value:
 def _unknown_parameter(
     selector: Selector, name: str, matched: list[ModuleRecord], modules: Records
 ) -> ServiceError:
-    found = list(dict.fromkeys(own for record in matched for own in record.parameters))
+    result = list(dict.fromkeys(own for record in matched for own in record.parameters))
     who = (
         f"module '{matched[0].path}' has" if len(matched) == 1 else f"none of the {len(matched)} modules has"
     )
-    own = f"{', '.join(found[:20])}{', ...' if len(found) > 20 else ''}"
+    own = f"{', '.join(result[:20])}{', ...' if len(result) > 20 else ''}"
     hint = (
-        f"available: {own}" if found else "they have none of their own" if len(matched) > 1 else "it has none"
+        f"available: {own}"
+        if result
+        else "they have none of their own"
+        if len(matched) > 1
+        else "it has none"
     )
     inside = _inside(matched[0].path, name, modules) if len(matched) == 1 else None
     if inside is not None:
@@ -55,7 +59,7 @@ def _unknown_parameter(
         ErrorReason.UNKNOWN_PARAMETER,
         f"'{selector.text}': {who} no parameter or buffer '{name}'; {hint}",
         selector=selector.text,
-        available=", ".join(found),
+        available=", ".join(result),
     )
 
 

@@ -11,7 +11,7 @@ from trocar_server.surgery.recording.recording import ModuleRecord, Recording
 from trocar_server.surgery.resolution.attention import attention_of
 from trocar_server.surgery.resolution.call_records import functions_of, modules_of, nodes_of
 from trocar_server.surgery.resolution.parameters import parameters_of
-from trocar_server.surgery.resolution.stage_names import explained, stage_of, with_stage
+from trocar_server.surgery.resolution.stage_names import explained, numbers_of, stage_of, with_stage
 from trocar_server.surgery.resolution.values import Value, values_of
 from trocar_server.surgery.selectors.selectors import Selector
 from trocar_server.surgery.sessions.taps import Target
@@ -89,6 +89,10 @@ def resolve_modules(selector: Selector, recording: Recording) -> list[Value]:
 
 
 def _resolve_one(selector: Selector, recording: Recording) -> list[Value]:
+    if selector.is_every_stage:
+        one = replace(selector, is_every_stage=False)
+        each = (replace(one, picks=(number, *one.picks)) for number in numbers_of(selector, recording))
+        return [value for number in each for value in _resolve_one(number, recording)]
     stage = stage_of(selector, recording)
     if stage is None:
         return _resolve_kind(selector, recording)

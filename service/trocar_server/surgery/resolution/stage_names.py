@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery.recording.recording import Recording
 from trocar_server.surgery.selectors.cursor import invalid_selector
@@ -12,9 +13,30 @@ from trocar_server.surgery.selectors.selectors import Selector
 def stage_of(selector: Selector, recording: Recording) -> str | None:
     """Return the stage that a selector names, or None; a module of that name takes precedence."""
     is_plain = selector.kind == "module" and selector.type_name is None and not selector.quoted
-    if not is_plain or selector.path in recording.modules:
+    if not is_plain or recording.second_names.first(selector.path) in recording.modules:
         return None
     return selector.path if selector.path in recording.stages else _numbered(selector, recording)
+
+
+def numbers_of(selector: Selector, recording: Recording) -> range:
+    """Return the numbers of the blocks that `layer[*]` stands for.
+
+    Raises:
+        ServiceError: `UNKNOWN_MODULE`, the model has no such stages.
+    """
+    count = 0
+    while f"{selector.path}[{count}]" in recording.stages:
+        count += 1
+    if count:
+        return range(count)
+    numbered = [stage.removesuffix("[0]") + "[*]" for stage in recording.stages if stage.endswith("[0]")]
+    advice = f"it has {', '.join(sorted(numbered))}" if numbered else "see the stages in `client.model(...)`"
+    pattern = "; to select modules, write a pattern such as 'blocks.*'"
+    raise ServiceError(
+        ErrorReason.UNKNOWN_MODULE,
+        f"'{selector.text}': the model has no numbered stages '{selector.path}[0]', ...; {advice}{pattern}",
+        selector=selector.text,
+    )
 
 
 def _numbered(selector: Selector, recording: Recording) -> str | None:

@@ -65,8 +65,8 @@ def values_of(selector: Selector, records: Records) -> list[Value]:
 def _chosen(calls: list[CallValues], order: Order, selector: Selector, records: Records) -> list[CallValues]:
     count = len(calls)
     if order.is_range:
-        found = calls[order.start : order.stop]
-        if not found:
+        result = calls[order.start : order.stop]
+        if not result:
             raise ServiceError(
                 records.unknown,
                 f"'{selector.text}' is an empty range; without it there {_are(count)}, "
@@ -74,7 +74,7 @@ def _chosen(calls: list[CallValues], order: Order, selector: Selector, records: 
                 selector=selector.text,
                 call_count=str(count),
             )
-        return found
+        return result
     place = order.start or 0
     if not -count <= place < count:
         raise ServiceError(
@@ -121,7 +121,7 @@ def _call_indices(selector: Selector, record: ModuleRecord, records: Records) ->
 def _values_of_call(selector: Selector, record: ModuleRecord, index: int, records: Records) -> CallValues:
     call = record.calls[index]
     call_label = index if len(record.calls) > 1 else None
-    found = []
+    result = []
     for leaf in _port_leaves(selector, record, call, records.kind):
         name = canonical_name(
             record.path,
@@ -140,8 +140,8 @@ def _values_of_call(selector: Selector, record: ModuleRecord, index: int, record
             kind=records.kind,
             is_gradient=selector.is_gradient,
         )
-        found.append((target, leaf))
-    return CallValues(call.started if _is_input(selector) else call.ended, found)
+        result.append((target, leaf))
+    return CallValues(call.started if _is_input(selector) else call.ended, result)
 
 
 def _is_input(selector: Selector) -> bool:
@@ -182,7 +182,10 @@ def _never_called(selector: Selector, record: ModuleRecord, records: Records) ->
     parent = record.path.rpartition(".")[0] if records.kind == "module" else ""
     while parent and not records.by_path[parent].calls:
         parent = parent.rpartition(".")[0]
-    if parent:
+    inside = _running_inside(record, records)
+    if inside:
+        hint = f"; modules inside it that run: {inside}"
+    elif parent:
         hint = f"; its nearest enclosing module that runs is '{parent}'"
     else:
         running = [path for path, other in records.by_path.items() if path and other.calls]
@@ -194,6 +197,27 @@ def _never_called(selector: Selector, record: ModuleRecord, records: Records) ->
         selector=selector.text,
         nearest=parent,
     )
+
+
+def _running_inside(record: ModuleRecord, records: Records) -> str:
+    """List the modules that run next inside a container; numbered ones as a range."""
+    if records.kind != "module" or not record.path:
+        return ""
+    start = f"{record.path}."
+    running = [path for path, other in records.by_path.items() if path.startswith(start) and other.calls]
+    own = set(running)
+    next_ones = [path for path in running if not any(outer in own for outer in _outer(path, len(start)))]
+    shown = [canonical_name(path, None, "out", ()) for path in next_ones]
+    is_numbered = all(path.removeprefix(start).isdecimal() for path in next_ones)
+    if is_numbered and len(shown) > 2:
+        return f"'{shown[0]}' to '{shown[-1]}'"
+    return ", ".join([*shown[:_MOST_NAMED], "..."] if len(shown) > _MOST_NAMED else shown)
+
+
+def _outer(path: str, start: int) -> list[str]:
+    """Return the paths around a module, down from the module whose path ends before `start`."""
+    dots = [at for at, char in enumerate(path) if char == "." and at >= start]
+    return [path[:at] for at in dots]
 
 
 def _unknown_pick(selector: Selector, record: ModuleRecord, call: ModuleCall, kind: str) -> ServiceError:

@@ -117,7 +117,7 @@ def sample_norm(call: Call) -> Places:
 
 
 def batch_norm(call: Call) -> Places:
-    """Batch norms that use kept statistics; those of the batch depend on all rows."""
+    """Batch norms that use kept statistics; statistics of the batch depend on all rows."""
     if call.argument("training", False) or call.argument("running_mean") is None:
         raise MixedRowsError("it normalises by the mean of all rows")
     call.check_constant("weight", "bias", "running_mean", "running_var")

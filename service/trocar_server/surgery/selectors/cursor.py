@@ -43,11 +43,11 @@ class Cursor:
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         """Consume and return the match at this position, or None."""
-        found = pattern.match(self.text, self.position)
-        if found is None:
+        result = pattern.match(self.text, self.position)
+        if result is None:
             return None
-        self.position = found.end()
-        return found.group()
+        self.position = result.end()
+        return result.group()
 
     def number(self, what: str) -> int:
         """Read an integer, which may be negative; `what` is its name in errors."""

@@ -17,6 +17,10 @@ _REST = re.compile(r".*", re.DOTALL)
 
 _CALL_FORMS = "a call index: `@0`, `@-1` for the last, `@*` for all"
 _ORDER_FORMS = "a place in execution order: `#0`, `#-1` for the last, `#3:7` for a range"
+_PICK_FORMS = (
+    'a position or a quoted key: `[0]`, `["out"]`; a set of characters is for a regular expression, which '
+    "begins with `re:`"
+)
 _PARTS_IN_ORDER = "the parts of a selector come once and in this order: path:Type@call#order/port[pick]"
 _REST_FORMS = "expected `:Type`, `@call`, `#order`, `/port`, `[pick]` or the end here"
 _AFTER_ORDER = ("", ":", "@", "#", "/", "[")
@@ -72,6 +76,7 @@ def parse_selector(text: str) -> Selector:
     call_at, call = cursor.position, _call(cursor, _KINDS[kind])
     order_at, order = cursor.position, _order(cursor)
     port, is_gradient = _port(cursor, _KINDS[kind])
+    is_every_stage = kind == "module" and type_name is None and port is None and cursor.take("[*]")
     picks_at, picks = cursor.position, _picks(cursor)
     if port is not None and port.startswith("param("):
         _check_parameter(cursor, [(call_at, call), (order_at, order), (picks_at, picks or None)])
@@ -92,6 +97,7 @@ def parse_selector(text: str) -> Selector:
         picks=picks,
         quoted=frozenset(i for i, (_, is_quoted) in enumerate(names) if is_quoted),
         is_gradient=is_gradient,
+        is_every_stage=is_every_stage,
     )
 
 
@@ -226,9 +232,7 @@ def _picks(cursor: Cursor) -> Picks:
     picks: list[int | str] = []
     while cursor.take("["):
         is_key = cursor.next == '"'
-        picks.append(
-            cursor.quoted() if is_key else cursor.number('a position or a quoted key: `[0]`, `["out"]`')
-        )
+        picks.append(cursor.quoted() if is_key else cursor.number(_PICK_FORMS))
         if not cursor.take("]"):
             raise cursor.invalid("expected `]`")
     return tuple(picks)

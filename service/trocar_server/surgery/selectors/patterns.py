@@ -34,10 +34,10 @@ class Component:
             return False
         position, end = len(first), len(name) - len(last)
         for part in middle:  # the leftmost match of each part leaves the most text for the next
-            found = name.find(part, position, end)
-            if found < 0:
+            result = name.find(part, position, end)
+            if result < 0:
                 return False
-            position = found + len(part)
+            position = result + len(part)
         return True
 
 

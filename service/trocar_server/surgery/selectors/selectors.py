@@ -60,6 +60,7 @@ class Selector:
             `scores`.
         is_gradient: Whether it selects the gradient with respect to that value: `grad_out` and so on.
         picks: Path into a structured value; empty for all of it.
+        is_every_stage: Whether it ends in `[*]`: the stages of all blocks, `layer[0]` and so on.
         quoted: Positions of the path's literal components, `*` included.
     """
 
@@ -73,6 +74,7 @@ class Selector:
     picks: Picks = ()
     quoted: frozenset[int] = frozenset()
     is_gradient: bool = False
+    is_every_stage: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class Selector:
 
     @property
     def is_of_function(self) -> bool:
-        """Whether its values are those of functions that modules call."""
+        """Whether its values belong to functions that modules call."""
         return self.kind == "fn" or self.is_attention
 
     @property

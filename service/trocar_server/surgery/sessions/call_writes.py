@@ -49,15 +49,15 @@ class CallWrites:
             The model's own tensor where the result is an argument that the call wrote to: the final result is
             to be copied to it, and returned as that. None for any other result.
         """
-        found = None
+        outcome = None
         for own, given in self._pairs:
             if not self._watch.last_write(given):
                 continue
             if result is given:
-                found = own
+                outcome = own
             elif own is not given:
                 own.copy_(given)
-        return found
+        return outcome
 
 
 def copied(arguments: Arguments) -> Arguments:
@@ -139,12 +139,12 @@ class ModuleWrites:
         self._given: dict[tuple[str, int], list[_Given]] = {}
 
     def open_first(self, handles: ExitStack) -> None:
-        """Register hooks that run before those of all sessions."""
+        """Register hooks that run before all sessions' hooks."""
         for path, module in self._modules.items():
             hook_calls(module, handles, partial(self._note_inputs, path), partial(self._note_writes, path))
 
     def open_last(self, handles: ExitStack) -> None:
-        """Register hooks that run after those of all sessions."""
+        """Register hooks that run after all sessions' hooks."""
         for path, module in self._modules.items():
             hook_calls(module, handles, partial(self._copy_inputs, path), partial(self._settle, path))
 
@@ -174,18 +174,18 @@ class ModuleWrites:
 
     def _note_writes(self, path: str, index: int, output: Any) -> None:
         with self._collector.busy():
-            found = [entry for entry in self._given.pop((path, index), ()) if entry.is_written()]
-        for entry in found:
+            outcome = [entry for entry in self._given.pop((path, index), ()) if entry.is_written()]
+        for entry in outcome:
             entry.places = tuple(picks for picks, leaf in leaves(output) if leaf is entry.copy)
-        if found:
-            self._given[path, index] = found
+        if outcome:
+            self._given[path, index] = outcome
 
     def _settle(self, path: str, index: int, output: Any) -> Any:
-        found = self._given.pop((path, index), ())
+        outcome = self._given.pop((path, index), ())
         with self._collector.busy():
-            for entry in found:
+            for entry in outcome:
                 output = entry.settled(output)
-        return output if found else None
+        return output if outcome else None
 
 
 def _given(own: Any, value: Any, made: dict[int, _Given]) -> Any:
@@ -201,7 +201,7 @@ def _given(own: Any, value: Any, made: dict[int, _Given]) -> Any:
 
 
 def _are_same_bits(value: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal in every bit; assumed where there are none to compare, as on meta."""
+    """Whether two tensors are equal in every bit; assumed without bits to compare, as on meta."""
     has_bits = value.layout is torch.strided and not value.is_meta
     return not has_bits or same_bits(value, other)
 

@@ -7,11 +7,12 @@ An edit never writes to its input: it makes a new tensor, which replaces the mod
 parameter for as long as the session is open.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from torch import nn
 from trocar_server.surgery.parameter_swaps import ParameterSwaps
 from trocar_server.surgery.ports import Arguments, CallPorts, Parameters, parameters_of
 from trocar_server.surgery.sessions.hooks import Session, hook_calls
-from trocar_server.surgery.sessions.taps import Collector, Target, ValueMissingError
+from trocar_server.surgery.sessions.taps import CallsDifferError, Collector, Target, ValueMissingError
 from trocar_server.surgery.structure import Picks, pick, put
 from trocar_server.tensors.edits import Edit, Skip, edit_value
 
@@ -40,6 +41,32 @@ class CallInput:
 
 
 @dataclass(frozen=True)
+class GateValue:
+    """The value that the gate of an edit reads, and the dimensions of both values.
+
+    Attributes:
+        key: Its key in the session's mapping; empty for the edited value itself.
+        samples: The dimension of its samples.
+        tokens: The dimension of its tokens.
+        edited_samples: The dimension of the samples of the edited value.
+        edited_tokens: The dimension of its tokens.
+    """
+
+    key: str
+    samples: int
+    tokens: int
+    edited_samples: int
+    edited_tokens: int
+
+    def broadcast(self, is_open: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return (samples, tokens) as it is broadcast to the edited value."""
+        sizes = [1] * rank
+        sizes[self.edited_samples], sizes[self.edited_tokens] = is_open.shape
+        in_order = is_open if self.edited_samples < self.edited_tokens else is_open.T
+        return in_order.reshape(sizes)
+
+
+@dataclass(frozen=True)
 class EditTarget:
     """An edit of one value, with its operands.
 
@@ -51,6 +78,7 @@ class EditTarget:
         found: Key of the replacement of `swap`, in the session's mapping.
         position: Its place in the request's list of edits.
         is_in_place: Whether its call may write to an input. See `call_writes`.
+        gate: The value that its gate reads; None without a gate.
     """
 
     target: Target
@@ -60,6 +88,7 @@ class EditTarget:
     found: str = ""
     position: int = 0
     is_in_place: bool = False
+    gate: GateValue | None = None
 
 
 EditsByCall = dict[tuple[int, bool], list[EditTarget]]
@@ -145,7 +174,19 @@ class EditSession(Session):
                 raise ValueMissingError(entry.found)
             other = self._found[entry.found]
         with self._collector.busy():
-            return edited_port(entry, ports, other)
+            return edited_port(entry, ports, self._collector, other, partial(self._is_open, entry))
+
+    def _is_open(self, entry: EditTarget, value: torch.Tensor) -> torch.Tensor | None:
+        """Return where the gate of an edit is open, broadcast to its value; None without a gate."""
+        gate, condition = entry.gate, entry.edit.gate
+        if gate is None or condition is None:
+            return None
+        if gate.key and gate.key not in self._found:
+            raise ValueMissingError(gate.key)
+        read = self._found[gate.key] if gate.key else value
+        is_open = condition.is_open(read.movedim((gate.samples, gate.tokens), (0, 1)), entry.operands[-2:])
+        self._collector.opened[entry.position] = is_open
+        return gate.broadcast(is_open, value.ndim)
 
     def _kept(self, call_input: CallInput, ports: Mapping[str, Any]) -> torch.Tensor:
         try:
@@ -156,11 +197,26 @@ class EditSession(Session):
             return value.clone() if call_input.clone else value
 
 
-def edited_port(entry: EditTarget, ports: Mapping[str, Any], other: torch.Tensor | None = None) -> Any:
-    """Return the value at an edit's port, with the edit applied.
+IsOpen: TypeAlias = Callable[[torch.Tensor], torch.Tensor | None]
+"""Where the gate of an edit of a value is open, broadcast to it; None without a gate."""
+
+
+def _always_open(_: torch.Tensor) -> None:
+    """Return no condition."""
+
+
+def edited_port(
+    entry: EditTarget,
+    ports: Mapping[str, Any],
+    collector: Collector,
+    other: torch.Tensor | None = None,
+    gate: IsOpen = _always_open,
+) -> Any:
+    """Return the value at an edit's port, with the edit applied, and note the value's shape.
 
     Raises:
         ValueMissingError: The call has no such tensor.
+        CallsDifferError: It cannot be seen in the shape that the target asks for.
     """
     target = entry.target
     try:
@@ -170,11 +226,25 @@ def edited_port(entry: EditTarget, ports: Mapping[str, Any], other: torch.Tensor
         raise ValueMissingError(target.name) from None
     if not isinstance(value, torch.Tensor):
         raise ValueMissingError(target.name)
+    collector.edited_shapes[target.name] = tuple(value.shape)
     if target.columns is None:
-        return put(whole, target.picks, edit_value(entry.edit, value, entry.operands, other))
+        return put(whole, target.picks, _edited_part(entry, value, other, gate))
     edited, part = value.clone(), (..., slice(*target.columns))
-    edited[part] = edit_value(entry.edit, value[part], entry.operands, other)
+    edited[part] = _edited_part(entry, value[part], other, gate)
     return put(whole, target.picks, edited)
+
+
+def _edited_part(
+    entry: EditTarget, value: torch.Tensor, other: torch.Tensor | None, gate: IsOpen
+) -> torch.Tensor:
+    """Return an edited value; the edit sees it in the shape of `Target.view`. See Note: [Packed heads]."""
+    view = entry.target.view
+    if not view:
+        return edit_value(entry.edit, value, entry.operands, other, gate(value))
+    if math.prod(value.shape[:-1]) != math.prod(view[:-1]):
+        raise CallsDifferError(entry.target.name)
+    seen = value.reshape(view)
+    return edit_value(entry.edit, seen, entry.operands, other, gate(seen)).reshape(value.shape)
 
 
 Inputs = dict[CallInput, torch.Tensor]
@@ -222,19 +292,19 @@ class _Skippable:
 
 def edits_by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:
     """Group edits by path, each group in request order."""
-    found: dict[str, list[EditTarget]] = {}
+    result: dict[str, list[EditTarget]] = {}
     for entry in edits:
-        found.setdefault(entry.target.path, []).append(entry)
-    return found
+        result.setdefault(entry.target.path, []).append(entry)
+    return result
 
 
 def in_place_calls(edits: Iterable[EditTarget]) -> dict[str, set[int]]:
     """Return the edited calls that may write to their inputs, by path."""
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
     for entry in edits:
         if entry.is_in_place:
-            found.setdefault(entry.target.path, set()).add(entry.target.call)
-    return found
+            result.setdefault(entry.target.path, set()).add(entry.target.call)
+    return result
 
 
 def edits_by_call(edits: Sequence[EditTarget]) -> EditsByCall:

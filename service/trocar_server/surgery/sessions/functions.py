@@ -222,7 +222,7 @@ class FunctionSession(Session):
         for entry in edits:
             self._collector.edited.add(entry.target.name)
             with self._collector.busy():
-                ports[entry.target.port] = edited_port(entry, ports)
+                ports[entry.target.port] = edited_port(entry, ports, self._collector)
 
     def fail(self, name: str, index: int) -> None:
         """Discard a call that raised."""
@@ -243,8 +243,14 @@ def _check_shapes(ports: Mapping[str, Any], wanted: Sequence[Target], *edits: Se
     """
     for target in (*wanted, *_targets(*edits)):
         value = None if target.shape is None else pick(ports.get(target.port), target.picks)
-        if isinstance(value, torch.Tensor) and tuple(value.shape) != target.shape:
+        if isinstance(value, torch.Tensor) and not _has_shape(value, target.shape or ()):
             raise CallsDifferError(target.name)
+
+
+def _has_shape(value: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a value has a shape, in which -1 stands for any size."""
+    pairs = zip(value.shape, shape, strict=False)
+    return value.ndim == len(shape) and all(size in (own, -1) for own, size in pairs)
 
 
 def _at_port(port: str, edits: Sequence[EditTarget]) -> list[EditTarget]:

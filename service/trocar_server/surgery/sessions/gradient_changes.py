@@ -31,15 +31,15 @@ Change = Callable[[Tensor], Tensor]
 def make_change(name: str, options: Mapping[str, object]) -> Change:
     """Return a rule's change, by name.
 
-    `clamp` (`low`, `high`; one may be missing), `scale` (`factor`), `zero`, `noise` (`std`: adds normal
-    numbers of torch's present generator), `nan_to_num` (`nan`, `posinf`, `neginf` as in torch), `norm_limit`
-    (`limit`: times limit / norm where the Euclidean norm, computed in float64, is over it).
+    `clamp` (`low`, `high`; one may be missing), `scale` (`factor`), `zero`, `noise` (`scale`: adds normal
+    numbers of torch's present generator), `nan_to_num` (`nan`, `posinf`, `neginf` as in torch), `normalise`
+    (`max_norm`: times max_norm / norm where the Euclidean norm, computed in float64, is over it).
 
     Raises:
         ServiceError: `TRAINER_INVALID`, an unknown option, a missing one, or one that is not a finite number.
     """
     numbers = check_options(name, options, _OPTIONS[name], _REQUIRED.get(name, ()))
-    for option in ("std", "limit"):
+    for option in ("scale", "max_norm"):
         if numbers.get(option, 0.0) < 0:
             raise _invalid(f"{option} must be at least 0, not {numbers[option]}")
     try:
@@ -80,30 +80,30 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def _noise(std: float) -> Operation:
-    return Noise(NoiseKind.GAUSSIAN, std, seed=None)
+def _noise(scale: float) -> Operation:
+    return Noise(NoiseKind.GAUSSIAN, scale, seed=None)
 
 
-def _norm_limit(limit: float) -> Operation:
-    return Normalise(limit, NormScope.ALL) if limit else Scale(0.0)
+def _normalise(max_norm: float) -> Operation:
+    return Normalise(max_norm, NormScope.ALL) if max_norm else Scale(0.0)
 
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "clamp": ("low", "high"),
     "scale": ("factor",),
     "zero": (),
-    "noise": ("std",),
+    "noise": ("scale",),
     "nan_to_num": ("nan", "posinf", "neginf"),
-    "norm_limit": ("limit",),
+    "normalise": ("max_norm",),
 }
-_REQUIRED = {"scale": ("factor",), "noise": ("std",), "norm_limit": ("limit",)}
+_REQUIRED = {"scale": ("factor",), "noise": ("scale",), "normalise": ("max_norm",)}
 _EDITS: dict[str, Callable[..., Operation]] = {
     "clamp": Clamp,
     "scale": Scale,
     "zero": Zero,
     "noise": _noise,
     "nan_to_num": NanToNum,
-    "norm_limit": _norm_limit,
+    "normalise": _normalise,
 }
 
 

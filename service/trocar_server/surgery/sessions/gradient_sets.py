@@ -1,4 +1,4 @@
-"""Gradient rules over sets of parameters, and on accumulated gradients: both act on `Parameter.grad`.
+"""Gradient edits over sets of parameters, and on accumulated gradients: both act on `Parameter.grad`.
 
     changed = apply_to_sums(rules, parameters, "batch")    # after the backward pass
 
@@ -32,18 +32,18 @@ _MODES = ("all", "any")
 def make_set_change(name: str, options: Mapping[str, object]) -> SetChange:
     """Return the change of a rule over a set, by name.
 
-    `clip_norm_of_all` (`limit`): all times limit / norm where the Euclidean norm of all together, computed in
-    float64, is over it. `zero_if` (`above`, `below`: of that norm; `nonfinite`: true; `mode`): zeros for all
-    where one of its conditions is true, with mode `all` of the set together, with `any` of a single
-    gradient. Norms that are NaN are neither above nor below.
+    `clip_norm_of_all` (`max_norm`): all times max_norm / norm where the Euclidean norm of all together,
+    computed in float64, is over it. `zero_if` (`above`, `below`: of that norm; `nonfinite`: true; `mode`):
+    zeros for all where one of its conditions is true, with mode `all` of the set together, with `any` of a
+    single gradient. Norms that are NaN are neither above nor below.
 
     Raises:
         ServiceError: `TRAINER_INVALID`, an unknown option, a missing one, or one of another kind.
     """
     if name == "clip_norm_of_all":
-        numbers = check_options(name, options, ("limit",), ("limit",))
-        _check_norm("limit", numbers)
-        return lambda gradients: _clip_all(gradients, numbers["limit"])
+        numbers = check_options(name, options, ("max_norm",), ("max_norm",))
+        _check_norm("max_norm", numbers)
+        return lambda gradients: _clip_all(gradients, numbers["max_norm"])
     mode, nonfinite = options.get("mode", "all"), options.get("nonfinite", False)
     if mode not in _MODES:
         raise _invalid(f"zero_if: mode must be 'all' or 'any', not {mode!r}")

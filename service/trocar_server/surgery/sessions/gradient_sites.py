@@ -81,8 +81,8 @@ class Inputs:
     """
 
     def __init__(self, arguments: Any) -> None:
-        found = (leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor))
-        self._tensors = [(leaf, leaf._version) for leaf in found if leaf.requires_grad]
+        result = (leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor))
+        self._tensors = [(leaf, leaf._version) for leaf in result if leaf.requires_grad]
 
     def have(self, value: torch.Tensor) -> bool:
         """Whether a value is an input, and not written to since, which makes it another node of the graph."""
@@ -114,7 +114,7 @@ def tensor_at(ports: Mapping[str, Any], port: str, picks: Picks, target: Target)
 
 def by_place(targets: Sequence[Target]) -> dict[tuple[str, Picks], list[Target]]:
     """Group targets by port and picks."""
-    found: dict[tuple[str, Picks], list[Target]] = {}
+    result: dict[tuple[str, Picks], list[Target]] = {}
     for target in targets:
-        found.setdefault((target.port, target.picks), []).append(target)
-    return found
+        result.setdefault((target.port, target.picks), []).append(target)
+    return result

@@ -124,10 +124,12 @@ class GradientSession(Session):
         if not number.requires_grad:
             raise independent([anchor])
         with differentiable():
-            (found,) = torch.autograd.grad(number, self.anchors[anchor], create_graph=True, allow_unused=True)
-        if found is None:
+            (result,) = torch.autograd.grad(
+                number, self.anchors[anchor], create_graph=True, allow_unused=True
+            )
+        if result is None:
             raise independent([anchor])
-        return found
+        return result
 
     def _begin_at_parameter(self, swaps: ParameterSwaps, target: Target) -> None:
         path, name = target.path, target.parameter or ""

@@ -87,22 +87,22 @@ def operate(
     Yields:
         The gradient session, or None where no gradients are requested.
     """
-    found: dict[str, torch.Tensor] = dict(surgery.found)
+    result: dict[str, torch.Tensor] = dict(surgery.found)
     gradients: GradientSession | None = None
     before, after = surgery.of_kind("module")
     writes = ModuleWrites(model, in_place_calls((*before, *after)), collector)
     with ExitStack() as contexts:
         writes.open_first(contexts)
         if before:
-            contexts.enter_context(EditSession(model, before, found, collector))
+            contexts.enter_context(EditSession(model, before, result, collector))
         if surgery.has_gradients:
             gradients = GradientSession(model, surgery.points, surgery.anchors, guard, collector)
             contexts.enter_context(gradients)
         if surgery.inner:
-            inner = Collector(found, ends_pass=False, beside=collector)
+            inner = Collector(result, ends_pass=False, beside=collector)
             contexts.enter_context(TapSession(model, surgery.inner, inner))
         contexts.enter_context(TapSession(model, targets, collector))
         if after:
-            contexts.enter_context(EditSession(model, after, found, collector))
+            contexts.enter_context(EditSession(model, after, result, collector))
         writes.open_last(contexts)
         yield gradients

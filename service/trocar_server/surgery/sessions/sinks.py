@@ -45,6 +45,7 @@ class SinkWatch:
         if name in _JOINS or name == "pad":
             self._joined.set(result, _widened(name, index, ports, result))
         elif name == SOFTMAX:
+            call.is_along_last = _second(ports, "dim") in (-1, given.dim() - 1)
             self._shares.set(result, (call, self._joined.get(given) or {}))
         elif name == "getitem":
             self._drop(given, _second(ports), result)

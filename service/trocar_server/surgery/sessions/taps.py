@@ -30,7 +30,8 @@ class Target:
         clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
         kind: Kind of the path: `module`, `fx` or `fn`.
         is_gradient: Whether the target is the gradient with respect to that value.
-        shape: The recorded shape, if a pass may have another one, which is an error; None to take any.
+        shape: The recorded shape, if a pass may have another one, which is an error; -1 for any size of a
+            dimension, None to take any.
         view: The shape that the collected value gets; its own when empty. See Note: [Packed heads].
         columns: Start and stop of its part of the value's last dimension; None for all of it. See `sinks`.
         layout: What its dimensions mean; None where that is not known.
@@ -86,6 +87,9 @@ class Collector:
         stopped_at: Path of the module, node or function at which the pass ended, or None.
         ends_pass: Whether the pass ends with the last value.
         edited: The names of the values that were edited, gradients among them.
+        opened: For each edit with a gate, by its position in the request: where the gate is open, (samples,
+            tokens).
+        edited_shapes: The shapes of the values that were edited in the forward pass, by name.
         is_busy: Whether a value is being copied or edited: function calls for that are not the model's.
         pending: Number of collections that must happen before the pass may end.
         beside: Another collector of the same pass, marked busy in place of this one; None for none.
@@ -95,6 +99,8 @@ class Collector:
     stopped_at: str | None = None
     ends_pass: bool = True
     edited: set[str] = field(default_factory=set)
+    opened: dict[int, torch.Tensor] = field(default_factory=dict)
+    edited_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     is_busy: bool = False
     pending: int = 0
     beside: "Collector | None" = None

@@ -9,9 +9,15 @@
 
 from trocar_server.tensors.edits.apply_edit import apply_operation, edit_value
 from trocar_server.tensors.edits.base import OPERATIONS, Operation
-from trocar_server.tensors.edits.channels import Project, ProjectOnto, Steer, TopK
-from trocar_server.tensors.edits.edit import WHOLE, Edit, Region
-from trocar_server.tensors.edits.edit_checks import check_edit, check_operands, selects_nothing
+from trocar_server.tensors.edits.channels import Cap, Project, ProjectOnto, Steer, TopK
+from trocar_server.tensors.edits.edit import WHOLE, Edit, Gate, Region
+from trocar_server.tensors.edits.edit_checks import (
+    check_edit,
+    check_operands,
+    mixed_dims,
+    selected_dims,
+    selects_nothing,
+)
 from trocar_server.tensors.edits.edit_memory import edit_bytes
 from trocar_server.tensors.edits.elementwise import Add, Affine, Clamp, NanToNum, Scale, Set, Zero
 from trocar_server.tensors.edits.noise import Dropout, Noise, NoiseKind
@@ -28,10 +34,12 @@ __all__ = [
     "Add",
     "AddInput",
     "Affine",
+    "Cap",
     "Cast",
     "Clamp",
     "Dropout",
     "Edit",
+    "Gate",
     "MeanAblate",
     "NanToNum",
     "Noise",
@@ -57,5 +65,7 @@ __all__ = [
     "check_operands",
     "edit_bytes",
     "edit_value",
+    "mixed_dims",
+    "selected_dims",
     "selects_nothing",
 ]

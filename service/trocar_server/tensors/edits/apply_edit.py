@@ -19,6 +19,7 @@ def edit_value(
     value: torch.Tensor,
     operands: Sequence[torch.Tensor] = (),
     other: torch.Tensor | None = None,
+    is_open: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Apply an edit to a value: returns a new tensor of its shape, dtype and memory layout.
 
@@ -34,6 +35,7 @@ def edit_value(
         operands: The tensors of `edit.operands`, in order, on any device; see `check_operands`.
         other: For a swap the replacement, of the full value's shape or with a batch of 1; for
         `add_input` the module's input; ignored by other operations.
+        is_open: With a gate: where the result is used, broadcast to the value.
 
     Raises:
         ServiceError: `EDIT_SHAPE_MISMATCH` or `EDIT_DTYPE_REJECTED`, as `check_edit`.
@@ -45,6 +47,18 @@ def edit_value(
     selection = resolve(edit, tuple(value.shape), value.dtype, *other_signature)
     if value.is_meta or 0 in selection.signature.shape:
         return value.clone()
+    operands = operands[: len(edit.own_operands)]
+    edited = _edited(edit, selection, value, operands, other)
+    return edited if is_open is None else _laid_out_as(value, torch.where(is_open, edited, value))
+
+
+def _edited(
+    edit: Edit,
+    selection: Selection,
+    value: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    other: torch.Tensor | None,
+) -> torch.Tensor:
     if edit.region.mask is not None:
         edited = _applied(edit.operation, selection, value, operands[1:], other)
         return _laid_out_as(value, torch.where(operands[0].to(value.device), edited, value))

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
@@ -92,6 +92,14 @@ class Operation(ABC):
         Raises:
             ServiceError: `EDIT_SHAPE_MISMATCH` or `EDIT_DTYPE_REJECTED`.
         """
+
+    def mixed_dims(self, part: ValueSignature) -> tuple[int, ...]:
+        """Return the dimensions along which the result at one place depends on other places."""
+        return ()
+
+    def at(self, position: int) -> Self:
+        """Return the operation for a part whose first token has a position of its text, from 0."""
+        return self
 
     @abstractmethod
     def apply(self, part: Part) -> torch.Tensor:

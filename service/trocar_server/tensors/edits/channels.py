@@ -1,4 +1,4 @@
-"""Channel-vector operations: steer, project_out, project_onto; and top_k along any dimension."""
+"""Channel-vector operations: steer, cap, project_out, project_onto; and top_k along any dimension."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,14 @@ MAX_BASIS_WORK = 1 << 33
 
 @dataclass(frozen=True)
 class Steer(Operation):
-    """x + alpha * direction along the channels."""
+    """x + alpha * direction along the channels; relative: x + alpha * |x| * direction, of length 1."""
 
     name = "steer"
     wide_copies = 5
     direction: OperandSpec
     alpha: float = 1.0
     keeps_norm: bool = False
+    is_relative: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,16 +44,66 @@ class Steer(Operation):
             hint = " or ".join(str(shape) for shape in dict.fromkeys(fitting))
             raise part.mismatch(f"a direction of shape {self.direction.shape}; give one of {hint}")
 
+    def mixed_dims(self, part: ValueSignature) -> tuple[int, ...]:
+        """See `Operation.mixed_dims`."""
+        return (part.need_channels(),)
+
     def apply(self, part: Part) -> torch.Tensor:
-        """Return x + alpha * direction, in float32 for halves; in float64 where norms are kept."""
+        """Return the steered value, in float32 for halves; in float64 where norms are computed."""
         (direction,) = part.tensors
-        dtype = part.wide_dtype if self.keeps_norm else part.compute_dtype
+        dim = part.signature.need_channels()
+        dtype = part.wide_dtype if self.keeps_norm or self.is_relative else part.compute_dtype
+        direction = direction.to(part.value.device, part.wide_dtype)
+        if self.is_relative:
+            direction = _unit_rows(direction.reshape(-1, direction.shape[-1])).reshape(direction.shape)
         # Multiplied in float64: alpha and direction may be of very different size.
-        shift = part.along_channels(direction.to(part.value.device, part.wide_dtype) * self.alpha).to(dtype)
+        shift = part.along_channels(direction * self.alpha).to(dtype)
+        if self.is_relative:
+            shift = shift * _norms(part.value.to(dtype), dim)
         steered = part.value + shift
         if self.keeps_norm:
-            steered = _with_norms_of(part.value.to(dtype), steered, part.signature.need_channels())
+            steered = _with_norms_of(part.value.to(dtype), steered, dim)
         return steered.to(part.value.dtype)
+
+
+@dataclass(frozen=True)
+class Cap(Operation):
+    """x + (clip(x.u, low, high) - x.u) u along the channels, u the direction of length 1."""
+
+    name = "cap"
+    takes_complex = False
+    wide_copies = 4
+    is_range_free = True
+    direction: OperandSpec
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = self.direction.shape
+        is_one = len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)
+        require(is_one, f"cap: direction of shape {shape}; it must be (channels,)")
+        require(self.low is not None or self.high is not None, "cap needs low, high or both")
+        in_order = self.low is None or self.high is None or self.low <= self.high
+        require(in_order, f"cap: low {self.low} is above high {self.high}")
+
+    def check(self, part: ValueSignature) -> None:
+        """Check that the direction has the part's channels."""
+        channels = part.shape[part.need_channels()]
+        need_kind(part, self.direction.dtype)
+        if self.direction.shape[-1] != channels:
+            raise part.mismatch(f"a direction of shape {self.direction.shape}; give one of ({channels},)")
+
+    def apply(self, part: Part) -> torch.Tensor:
+        """Return x with a limited component; in the value's dtype, in float32 for halves."""
+        (direction,) = part.tensors
+        dim, dtype = part.signature.need_channels(), part.compute_dtype
+        row = direction.to("cpu", torch.float64).reshape(1, -1)
+        unit = _unit_rows(row)[0].to(part.value.device, dtype)
+        vectors = part.value.movedim(dim, -1).to(dtype)
+        component = (vectors @ unit)[..., None]
+        capped = vectors + (component.clamp(self.low, self.high) - component) * unit
+        return capped.to(part.value.dtype).movedim(-1, dim)
 
 
 @dataclass(frozen=True)
@@ -83,6 +134,10 @@ class Project(Operation):
         need_kind(part, self.basis.dtype)
         if self.basis.shape[1] != channels:
             raise part.mismatch(f"a basis of shape {self.basis.shape}; give one of (vectors, {channels})")
+
+    def mixed_dims(self, part: ValueSignature) -> tuple[int, ...]:
+        """See `Operation.mixed_dims`."""
+        return (part.need_channels(),)
 
     def apply(self, part: Part) -> torch.Tensor:
         """Return each vector without its projection; in the value's dtype, in float32 for halves."""
@@ -130,9 +185,13 @@ class TopK(Operation):
             raise part.rejection("complex numbers have no order; compare absolute values")
         if self.dim is not None and not -rank <= self.dim < rank:
             raise part.mismatch(f"there is no dimension {self.dim}; give one of the part's {rank}")
-        dim = part.need_channels() if self.dim is None else self.dim % rank
+        (dim,) = self.mixed_dims(part)
         if self.k > part.shape[dim]:
             raise part.mismatch(f"{self.k:,} of dimension {dim}, which has {part.shape[dim]:,}; keep fewer")
+
+    def mixed_dims(self, part: ValueSignature) -> tuple[int, ...]:
+        """See `Operation.mixed_dims`."""
+        return (part.need_channels() if self.dim is None else self.dim % len(part.shape),)
 
     def apply(self, part: Part) -> torch.Tensor:
         """Return x with all but the k largest along a dimension zero; NaN counts as largest.
@@ -140,7 +199,7 @@ class TopK(Operation):
         Exactly k are kept: of equal elements torch's `topk` decides.
         """
         value = part.value
-        dim = part.signature.need_channels() if self.dim is None else self.dim
+        (dim,) = self.mixed_dims(part.signature)
         if not self.is_absolute or value.dtype == torch.uint8:
             places = value.topk(self.k, dim, sorted=False).indices
         elif value.is_floating_point() or value.is_complex():
@@ -171,6 +230,13 @@ def _unit_rows(basis: torch.Tensor) -> torch.Tensor:
         lengths = torch.linalg.vector_norm(basis, order, dim=1, keepdim=True)
         basis = basis / torch.where(lengths > 0, lengths, 1)
     return basis
+
+
+def _norms(value: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the norms along a dimension, which is kept; their derivative is 0 where they are 0."""
+    squared = squares(value, (dim,))
+    is_zero = squared == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, squared).sqrt())
 
 
 def _with_norms_of(before: torch.Tensor, after: torch.Tensor, dim: int) -> torch.Tensor:

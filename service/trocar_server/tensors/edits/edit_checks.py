@@ -66,7 +66,7 @@ def check_operands(edit: Edit, operands: Sequence[torch.Tensor], dtype: torch.dt
     if edit.operation.is_range_free:
         return
     low, high = limits_of(dtype)
-    for operand in operands[edit.region.mask is not None :]:
+    for operand in operands[edit.region.mask is not None : len(edit.own_operands)]:
         least, most = extremes(operand)
         if least < low or most > high:
             problem = f"numbers from {least} to {most} are not within {low} to {high}, those of its dtype"
@@ -79,6 +79,27 @@ def check_operands(edit: Edit, operands: Sequence[torch.Tensor], dtype: torch.dt
 def selects_nothing(edit: Edit, shape: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether a checked edit selects no element of a non-empty value."""
     return 0 in resolve(edit, tuple(shape), dtype).signature.shape and 0 not in shape
+
+
+def mixed_dims(edit: Edit, shape: Sequence[int], dtype: torch.dtype) -> frozenset[int]:
+    """Return the dimensions of a value along which a checked edit reads other places than it writes."""
+    selection = resolve(edit, tuple(shape), dtype)
+    kept = selection.kept
+    return frozenset(kept[dim] for dim in edit.operation.mixed_dims(selection.signature))
+
+
+def selected_dims(edit: Edit, shape: Sequence[int], dtype: torch.dtype) -> frozenset[int]:
+    """Return the dimensions of which a checked edit changes some places, by index, positions or mask."""
+    selection = resolve(edit, tuple(shape), dtype)
+    kept = selection.kept
+    dims = {kept[dim] for dim, _ in selection.takes}
+    for dim, (item, size) in enumerate(zip(selection.items, shape, strict=True)):
+        if isinstance(item, int) or len(range(*item.indices(size))) < size:
+            dims.add(dim)
+    mask = edit.region.mask
+    first = len(shape) - (0 if mask is None else len(mask.shape))
+    masked = () if mask is None else enumerate(mask.shape, first)
+    return frozenset(dims | {dim for dim, size in masked if size > 1})
 
 
 def resolve(

@@ -1,7 +1,10 @@
 """Random operations: torch's CPU generator in float32, so that every device gets the same numbers."""
 
-from dataclasses import dataclass
+import hashlib
+import struct
+from dataclasses import dataclass, replace
 from enum import StrEnum, unique
+from typing import Self
 
 import torch
 
@@ -48,6 +51,10 @@ class Noise(Operation):
         """Check that the scale is a number of the dtype."""
         need_operands(part, self.scale)
 
+    def at(self, position: int) -> Self:
+        """See `Operation.at` and `_seed_at`."""
+        return self if self.seed is None else replace(self, seed=_seed_at(self.seed, position))
+
     def apply(self, part: Part) -> torch.Tensor:
         """Return x + numbers of mean 0; complex values get real ones.
 
@@ -84,9 +91,26 @@ class Dropout(Operation):
         )
         require_seed(self, self.seed)
 
+    def at(self, position: int) -> Self:
+        """See `Operation.at` and `_seed_at`."""
+        return replace(self, seed=_seed_at(self.seed, position))
+
     def apply(self, part: Part) -> torch.Tensor:
         """Return 0 where `torch.rand(shape) < probability`, also for NaN; x / (1 - probability) elsewhere."""
         generator = torch.Generator(device="cpu").manual_seed(self.seed)
         drawn = torch.rand(part.signature.shape, generator=generator, dtype=torch.float32, device="cpu")
         is_dropped = (drawn < self.probability).to(part.value.device)
         return (part.value / (1 - self.probability)).masked_fill_(is_dropped, 0)
+
+
+def _seed_at(seed: int, position: int) -> int:
+    """Return the seed of the numbers at a position of a text; at the first, of a whole text, the seed itself.
+
+    Elsewhere the first eight bytes of the SHA-256 of both as little-endian 64-bit integers, without the
+    highest bit: each generated token gets numbers of its own, which depend on nothing but its position.
+    """
+    if not position:
+        return seed
+    digest = hashlib.sha256(struct.pack("<qQ", seed, position)).digest()
+    number: int = struct.unpack("<Q", digest[:8])[0]
+    return number >> 1

@@ -50,7 +50,7 @@ class Normalise(Operation):
         `torch.nn.utils.clip_grad_norm_` does.
         """
         wide = part.value.to(part.wide_dtype)
-        dims = self._dims(part)
+        dims = self.mixed_dims(part.signature)
         # At zero the norm has no second derivative: there it is taken of ones, and nothing is scaled.
         is_zero = (wide == 0).all(dims, keepdim=True) if dims else wide == 0
         safe = torch.where(is_zero, 1, wide)
@@ -59,13 +59,14 @@ class Normalise(Operation):
         factor = torch.where(is_scaled, self.max_norm / torch.where(is_scaled, norms, 1), 1)
         return (wide * factor).to(part.value.dtype)
 
-    def _dims(self, part: Part) -> tuple[int, ...]:
-        every = tuple(range(part.value.ndim))
+    def mixed_dims(self, part: ValueSignature) -> tuple[int, ...]:
+        """See `Operation.mixed_dims`: those that a norm is taken over."""
+        every = tuple(range(len(part.shape)))
         if self.scope is NormScope.ALL:
             return every
         if self.scope is NormScope.CHANNEL_VECTOR:
-            return (part.signature.need_channels(),)
-        return tuple(dim for dim in every if dim != part.signature.need_samples())
+            return (part.need_channels(),)
+        return tuple(dim for dim in every if dim != part.need_samples())
 
 
 def squares(value: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from trocar_server.tensors.edits.edit import Edit, Region
 from trocar_server.tensors.edits.value_signature import ValueSignature
-from trocar_server.tensors.reductions import Axis, Index, Slice, Spans, Take, TokenRows
+from trocar_server.tensors.reductions import Axis, Index, Positions, Slice, Spans, Take, TokenRows
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class Selection:
     items: tuple[int | slice, ...]
     takes: tuple[tuple[int, tuple[int, ...]], ...]
     rows: TokenRows | None = None
+
+    @property
+    def kept(self) -> list[int]:
+        """The dimension of the value of each dimension of the part."""
+        return [dim for dim, item in enumerate(self.items) if isinstance(item, slice)]
 
     def read(self, value: torch.Tensor) -> torch.Tensor:
         """Return the part; it may share the value's memory."""
@@ -124,15 +129,28 @@ def select(region: Region, whole: ValueSignature) -> Selection:
     )
 
 
-def _check_tokens(tokens: Spans | TokenRows | None, whole: ValueSignature) -> None:
+def _check_tokens(tokens: Spans | Positions | TokenRows | None, whole: ValueSignature) -> None:
     """Refuse tokens of texts of a value that has others. Until the texts are tokenized, any number fits."""
     if tokens is None:
         return
     _need_tokens(whole)
-    if isinstance(tokens, TokenRows) and whole.shape[:2] != (len(tokens.rows), tokens.token_count):
+    if isinstance(tokens, TokenRows) and tokens.is_from_end:
+        _check_last(tokens, whole)
+    elif isinstance(tokens, TokenRows) and whole.shape[:2] != (len(tokens.rows), tokens.token_count):
         raise whole.mismatch(
-            f"the texts are {len(tokens.rows)} of {tokens.token_count} tokens, and those of the value are "
+            f"the texts are {len(tokens.rows)} of {tokens.token_count} tokens, and the value has "
             "others; for a decoder's own texts write decoder=True in the span"
+        )
+
+
+def _check_last(tokens: TokenRows, whole: ValueSignature) -> None:
+    count = whole.shape[1]
+    least = min(position for row in tokens.rows for position in row)
+    if least < -count:
+        place = tokens.token_count + least
+        raise whole.mismatch(
+            f"it has the last {count} of {tokens.token_count} tokens, and position {place} is not among "
+            "them; edit the value at all positions with `extract` or `gradients` on the text"
         )
 
 

@@ -6,6 +6,7 @@ import torch
 
 from trocar_server.tensors.edits.base import Operation, require
 from trocar_server.tensors.edits.part import Part
+from trocar_server.tensors.edits.value_signature import ValueSignature
 
 _INT8_MAX = 127
 
@@ -22,6 +23,10 @@ class Cast(Operation):
     def __post_init__(self) -> None:
         allowed = (torch.float16, torch.bfloat16, torch.int8)
         require(self.dtype in allowed, "cast: to float16, bfloat16 or int8")
+
+    def mixed_dims(self, part: ValueSignature) -> tuple[int, ...]:
+        """See `Operation.mixed_dims`: int8 has one scale for all."""
+        return tuple(range(len(part.shape))) if self.dtype == torch.int8 else ()
 
     def apply(self, part: Part) -> torch.Tensor:
         """Return x rounded to the dtype: float16 and bfloat16 round to nearest, ties to even.

@@ -8,15 +8,21 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.reductions import linear, pooling, selecting
+from trocar_server.tensors.reductions.lens import Head, lens
 from trocar_server.tensors.reductions.padding import Own
+from trocar_server.tensors.reductions.positions import Positions
 from trocar_server.tensors.reductions.reduction import (
     Crop,
     Gram,
     Grid,
     Index,
+    Lens,
     Pca,
+    Peak,
     Pool,
+    PooledNorm,
     Projection,
+    Readout,
     Reduction,
     Spans,
     Take,
@@ -35,9 +41,9 @@ class Reduced:
 
     Attributes:
         value: The result. It may share memory with the input.
-        companions: Further results, by role: `indices`, int64, of a top-k.
+        companions: Further results, by role: `indices`, int64, of a top-k or peak.
         channel_dim: Channel dimension of the result, from 0; None without one.
-        has_samples: Whether dimension 0 of the result is the samples.
+        samples_dim: The dimension of the samples of the result, from 0; None without one.
         extra_bytes: Peak memory in bytes besides the input, the result included. Views count as if they
         were copies, workspaces of kernels do not count.
     """
@@ -45,7 +51,7 @@ class Reduced:
     value: torch.Tensor
     companions: dict[str, torch.Tensor] = field(default_factory=dict)
     channel_dim: int | None = None
-    has_samples: bool = True
+    samples_dim: int | None = 0
     extra_bytes: int = 0
     own: Own | None = None
     """Which positions of the result are no padding; None where all count. See Note: [Padding]."""
@@ -57,18 +63,22 @@ def check_reductions(reductions: Sequence[Reduction]) -> None:
     """Check reductions without a value.
 
     Raises:
-        ServiceError: `REDUCTION_REJECTED`, too many, or one after a top-k, whose `indices` would then no
-        longer match the values.
+        ServiceError: `REDUCTION_REJECTED`, too many, or one after a top-k, lens or peak, whose `indices`
+        would then no longer match the values.
     """
     if len(reductions) > MAX_REDUCTIONS:
         raise ServiceError(
             ErrorReason.REDUCTION_REJECTED, f"{len(reductions)} reductions; the most is {MAX_REDUCTIONS}"
         )
-    after = next((i for i, reduction in enumerate(reductions[:-1]) if isinstance(reduction, TopK)), None)
+    after = next(
+        (i for i, entry in enumerate(reductions[:-1]) if isinstance(entry, TopK | Lens | Peak)), None
+    )
     if after is not None:
+        last = reductions[after]
+        kind = "top-k" if isinstance(last, TopK) else "lens" if isinstance(last, Lens) else "peak"
         raise ServiceError(
             ErrorReason.REDUCTION_REJECTED,
-            f"{reductions[after + 1]} comes after {reductions[after]}; a top-k must be the last reduction",
+            f"{reductions[after + 1]} comes after {reductions[after]}; a {kind} must be the last reduction",
         )
 
 
@@ -80,6 +90,7 @@ def reduce_value(
     check: Callable[[], None] = lambda: None,
     own: Own | None = None,
     samples_dim: int | None = 0,
+    head: Head | None = None,
 ) -> Reduced:
     """Apply reductions in order.
 
@@ -95,6 +106,7 @@ def reduce_value(
         own: Which positions are no padding; None where all are. See Note: [Padding].
         samples_dim: The dimension of the samples; None without one. Reductions of each sample move it
             to the front.
+        head: What follows the last block of the model, for a lens.
 
     Raises:
         ServiceError: `REDUCTION_REJECTED`, a reduction does not fit.
@@ -109,7 +121,7 @@ def reduce_value(
     for reduction in reductions:
         check()
         taken = operands[used : used + len(operand_specs([reduction]))]
-        stage = _apply(stage, reduction, taken, check)
+        stage = _apply(stage, reduction, taken, check, head)
         used += len(taken)
         extra_bytes = max(extra_bytes, held_bytes + stage.workspace_bytes + stage.byte_count)
         held_bytes = stage.byte_count
@@ -117,7 +129,7 @@ def reduce_value(
         stage.value,
         stage.companions,
         stage.channel_dim,
-        stage.has_samples,
+        stage.samples_dim,
         extra_bytes,
         None if stage.mask is None else Own(stage.mask_dims, stage.mask),
         stage.is_filled,
@@ -146,19 +158,27 @@ def reduced_signature(
 
 
 def _apply(
-    stage: Stage, reduction: Reduction, operands: Sequence[torch.Tensor], check: Callable[[], None]
+    stage: Stage,
+    reduction: Reduction,
+    operands: Sequence[torch.Tensor],
+    check: Callable[[], None],
+    head: Head | None,
 ) -> Stage:
     match reduction:
-        case Index() | Take() | Spans() | TokenRows() | Crop() | Grid() | TopK():
+        case Index() | Take() | Spans() | Positions() | TokenRows() | Crop() | Grid() | TopK():
             return selecting.select(stage, reduction)
-        case Pool():
-            return pooling.pool(stage, reduction)
+        case Pool() | Peak() | PooledNorm():
+            return pooling.pooled(stage, reduction)
         case Gram():
             return linear.gram(stage, reduction)
         case Projection():
             return linear.project(stage, reduction, check)
         case Pca():
             return linear.principal_components(stage, reduction, operands)
+        case Readout():
+            return linear.read(stage, reduction, operands)
+        case Lens():
+            return lens(stage, reduction, head)
 
 
 def _check_operands(reductions: Sequence[Reduction], operands: Sequence[torch.Tensor]) -> None:

@@ -6,7 +6,7 @@ Note: [Dequantising int8]
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -57,7 +57,9 @@ def cast_value(value: torch.Tensor, cast: Cast, channel_dim: int | None = None) 
     """
     check_cast(value, cast, channel_dim)
     if cast.dtype is torch.int8:
-        return _to_int8(value, cast, channel_dim if cast.is_per_channel else None)
+        wide = value.float() if cast.widens(value.dtype) else value
+        quantized = _to_int8(wide, cast, channel_dim if cast.is_per_channel else None)
+        return replace(quantized, original_dtype=value.dtype)
     sent = value.to(cast.dtype)
     worst = value.new_zeros((), dtype=torch.float64)
     for block in _blocks(value.shape):

@@ -9,7 +9,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.reductions.reduction import dtype_name
-from trocar_server.tensors.reductions.reduction_stage import FLOATS, rejected
+from trocar_server.tensors.reductions.reduction_stage import FLOAT8, FLOATS, rejected
 
 _TARGETS = (torch.float16, torch.bfloat16, torch.int8)
 
@@ -39,6 +39,10 @@ class Cast:
     def applies_to(self, dtype: torch.dtype) -> bool:
         """Whether values of a dtype are cast, or refused; other values stay as they are."""
         return dtype is torch.float32 or not self.only_float32
+
+    def widens(self, dtype: torch.dtype) -> bool:
+        """Whether values of a dtype become float32 first: torch cannot compare floats of 8 bits."""
+        return self.dtype is torch.int8 and dtype in FLOAT8
 
     def __str__(self) -> str:
         return f"cast to {dtype_name(self.dtype)}" + (" per channel" if self.is_per_channel else "")
@@ -77,7 +81,8 @@ def cast_signature(
     """
     check_cast(torch.empty(tuple(shape), dtype=dtype, device="meta"), cast, channel_dim)
     byte_count = math.prod(shape) * cast.dtype.itemsize
-    return CastSignature(cast.dtype, byte_count, _scale_count(shape, cast, channel_dim), byte_count)
+    widened = math.prod(shape) * torch.float32.itemsize if cast.widens(dtype) else 0
+    return CastSignature(cast.dtype, byte_count, _scale_count(shape, cast, channel_dim), byte_count + widened)
 
 
 def check_cast(value: torch.Tensor, cast: Cast, channel_dim: int | None) -> None:
@@ -86,7 +91,7 @@ def check_cast(value: torch.Tensor, cast: Cast, channel_dim: int | None) -> None
     Raises:
         ServiceError: `REDUCTION_REJECTED`.
     """
-    if value.dtype not in FLOATS:
+    if value.dtype not in FLOATS and value.dtype not in FLOAT8:
         raise rejected(value, cast, "only float values can be cast; leave the cast out")
     if value.layout is not torch.strided:
         raise rejected(value, cast, "only dense values can be cast; leave the cast out")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from trocar_server.tensors.reductions.reduction import Gram, Pca, Projection
+from trocar_server.tensors.reductions.reduction import Gram, Pca, Projection, Readout
 from trocar_server.tensors.reductions.reduction_stage import HALVES, Stage
 
 MAX_PROJECTION_ELEMENTS = 1 << 29
@@ -132,13 +132,7 @@ def principal_components(stage: Stage, wanted: Pca, operands: Sequence[torch.Ten
     Raises:
         ServiceError: `REDUCTION_REJECTED`, not floats, or another number of channels.
     """
-    stage.need_floats(wanted)
-    channel_dim = stage.need_channels(wanted)
-    channels = stage.shape[channel_dim]
-    if channels != wanted.channel_count:
-        raise stage.refuse(
-            wanted, f"dimension {channel_dim} has {channels:,} channels; give components for these"
-        )
+    channel_dim = _need_channels(stage, wanted, "; give components for these")
     dtype = torch.promote_types(stage.value.dtype, wanted.dtype)
     positions = stage.shape[:channel_dim] + stage.shape[channel_dim + 1 :]
     shape = (*positions, wanted.component_count)
@@ -153,4 +147,40 @@ def principal_components(stage: Stage, wanted: Pca, operands: Sequence[torch.Ten
     workspace_bytes = (3 * stage.value.numel() + operand_count) * dtype.itemsize
     rest = [dim for dim in range(len(shape)) if dim != channel_dim]
     stage = stage.ordered([*rest, channel_dim])
+    return replace(stage.to(stage.compute(shape, dtype, work), workspace_bytes), channel_dim=len(shape) - 1)
+
+
+def _need_channels(stage: Stage, wanted: Pca | Readout, advice: str = "") -> int:
+    """Return the dimension of as many channels, of floats, as vectors were given for.
+
+    Raises:
+        ServiceError: `REDUCTION_REJECTED`.
+    """
+    stage.need_floats(wanted)
+    channel_dim = stage.need_channels(wanted)
+    channels = stage.shape[channel_dim]
+    if channels != wanted.channel_count:
+        raise stage.refuse(wanted, f"dimension {channel_dim} has {channels:,} channels{advice}")
+    return channel_dim
+
+
+def read(stage: Stage, wanted: Readout, operands: Sequence[torch.Tensor]) -> Stage:
+    """Return `vectors @ x + bias` over the channels, one number for each vector in the last dimension.
+
+    In float32 of halves, otherwise in the value's dtype, so that a pass on a GPU does not wait for float64.
+
+    Raises:
+        ServiceError: `REDUCTION_REJECTED`, not floats, or another number of channels.
+    """
+    channel_dim = _need_channels(stage, wanted)
+    dtype = torch.promote_types(stage.value.dtype, torch.float32)
+    rest = [dim for dim in range(len(stage.shape)) if dim != channel_dim]
+    stage = stage.ordered([*rest, channel_dim])
+    shape = (*stage.shape[:-1], wanted.vector_count)
+
+    def work() -> torch.Tensor:
+        vectors, bias = (tensor.to(stage.value.device, dtype) for tensor in operands)
+        return torch.nn.functional.linear(stage.value.to(dtype), vectors, bias)
+
+    workspace_bytes = stage.value.numel() * dtype.itemsize
     return replace(stage.to(stage.compute(shape, dtype, work), workspace_bytes), channel_dim=len(shape) - 1)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from trocar_server.tensors.reductions.reduction import Pool, PoolKind
+from trocar_server.tensors.reductions.reduction import Peak, Pool, PooledNorm, PoolKind
 from trocar_server.tensors.reductions.reduction_stage import HALVES, ORDERED, Stage
 
 GEM_FLOOR = 1e-6
@@ -32,6 +32,21 @@ _ADAPTIVE_MAX: dict[int, Callable[..., torch.Tensor]] = {
 }
 
 
+def pooled(stage: Stage, wanted: Pool | Peak | PooledNorm) -> Stage:
+    """Apply one of the reductions over positions.
+
+    Raises:
+        ServiceError: As for each of them.
+    """
+    match wanted:
+        case Pool():
+            return pool(stage, wanted)
+        case Peak():
+            return peak(stage, wanted)
+        case PooledNorm():
+            return pool_with_norm(stage, wanted)
+
+
 def pool(stage: Stage, wanted: Pool) -> Stage:
     """Pool the positions, to a size or completely.
 
@@ -47,6 +62,60 @@ def pool(stage: Stage, wanted: Pool) -> Stage:
     return (
         _pool_to_size(stage, wanted, len(positions)) if wanted.size else _pool_all(stage, wanted, positions)
     )
+
+
+def peak(stage: Stage, wanted: Peak) -> Stage:
+    """Find the largest value of each channel and its position; NaN counts as largest, as in `torch.max`.
+
+    Raises:
+        ServiceError: `REDUCTION_REJECTED`, there are no positions, or the values have no order.
+    """
+    if stage.value.dtype not in ORDERED:
+        raise stage.refuse(wanted, "only real numbers can be compared; leave the reduction out")
+    stage = stage.need_samples(wanted)
+    _positions(stage, wanted)
+    channels = stage.need_channels(wanted)
+    shape = (stage.shape[0], stage.shape[channels])
+    if stage.value.is_meta:  # as in `Stage.compute`, for two results
+        largest, indices = stage.value.new_empty(shape), stage.value.new_empty(shape, dtype=torch.int64)
+    else:
+        value = stage.value
+        if stage.own is not None:
+            value = value.masked_fill(~stage.own, _smallest(value.dtype))
+        largest, indices = value.movedim(channels, 1).flatten(2).max(2)
+    return Stage(largest, 0, 1, stage.byte_count, {"indices": indices})
+
+
+def pool_with_norm(stage: Stage, wanted: PooledNorm) -> Stage:
+    """Return the mean over the positions as `pool` does, and behind the channels that of the vectors' norms.
+
+    A value without positions is its own mean. In float32.
+
+    Raises:
+        ServiceError: As for `pool`.
+    """
+    stage.need_floats(wanted)
+    stage = stage.need_samples(wanted)
+    channels = stage.need_channels(wanted)
+    norms = stage.value.new_empty(()) if stage.value.is_meta else _norms(stage.value, channels)
+    shape = (stage.shape[0], stage.shape[channels] + 1)
+
+    def work() -> torch.Tensor:
+        average = Pool(PoolKind.AVG)
+        has_positions = len(stage.shape) > 2
+        parts = [replace(stage, value=value) for value in (stage.value, norms)]
+        pooled = [pool(part, average).value if has_positions else part.value for part in parts]
+        return torch.cat([part.float() for part in pooled], 1)
+
+    if stage.value.is_meta and len(stage.shape) > 2:
+        _positions(stage, Pool(PoolKind.AVG))
+    workspace_bytes = stage.value.numel() * torch.float32.itemsize
+    return Stage(stage.compute(shape, torch.float32, work), 0, 1, workspace_bytes)
+
+
+def _norms(value: torch.Tensor, channels: int) -> torch.Tensor:
+    norms: torch.Tensor = torch.linalg.vector_norm(value, dim=channels, keepdim=True, dtype=torch.float32)
+    return norms
 
 
 def _one_token(stage: Stage, wanted: Pool) -> Stage:
@@ -70,16 +139,20 @@ def _check_dtype(stage: Stage, wanted: Pool) -> None:
         raise stage.refuse(wanted, "only real numbers can be compared; leave the reduction out")
 
 
-def _positions(stage: Stage, wanted: Pool) -> tuple[int, ...]:
+def _positions(stage: Stage, wanted: Pool | Peak) -> tuple[int, ...]:
     channels = stage.need_channels(wanted)
     dims = tuple(dim for dim in range(1, len(stage.shape)) if dim != channels)
     if not dims:
         raise stage.refuse(
-            wanted, "it has no dimensions to pool beside batch and channels; leave the pool out"
+            wanted, f"it has no positions beside batch and channels; leave the {_word(wanted)} out"
         )
     if 0 in (stage.shape[dim] for dim in dims):
-        raise stage.refuse(wanted, "it has no positions; leave the pool out")
+        raise stage.refuse(wanted, f"it has no positions; leave the {_word(wanted)} out")
     return dims
+
+
+def _word(wanted: Pool | Peak) -> str:
+    return "pool" if isinstance(wanted, Pool) else "peak"
 
 
 def _pool_all(stage: Stage, wanted: Pool, positions: tuple[int, ...]) -> Stage:

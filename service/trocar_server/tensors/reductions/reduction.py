@@ -13,14 +13,13 @@ from typing import TypeAlias
 
 import torch
 
-from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.tensors.reductions.positions import Positions, TextSpan, require
 
 MAX_INDEX_ITEMS = 16
 MAX_POSITIONS = 65_536
 MAX_COMPONENTS = 65_536
 MAX_CHANNELS = 1 << 20
-MAX_SPAN_CHARACTERS = 512
+MAX_LENS = 1024
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Slice:
     step: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.step is None or self.step >= 1, f"step {self.step} of a slice; it must be at least 1")
+        require(self.step is None or self.step >= 1, f"step {self.step} of a slice; it must be at least 1")
 
     def __str__(self) -> str:
         start, stop = ("" if bound is None else str(bound) for bound in (self.start, self.stop))
@@ -47,8 +46,8 @@ class Index:
 
     def __post_init__(self) -> None:
         count = len(self.items)
-        _require(count <= MAX_INDEX_ITEMS, f"{count} index items; at most {MAX_INDEX_ITEMS} are allowed")
-        _require(sum(item is ... for item in self.items) <= 1, "an index can have one ellipsis")
+        require(count <= MAX_INDEX_ITEMS, f"{count} index items; at most {MAX_INDEX_ITEMS} are allowed")
+        require(sum(item is ... for item in self.items) <= 1, "an index can have one ellipsis")
 
     def __str__(self) -> str:
         return f"index [{', '.join('...' if item is ... else str(item) for item in self.items)}]"
@@ -75,7 +74,7 @@ class Take:
 
     def __post_init__(self) -> None:
         count = len(self.positions)
-        _require(1 <= count <= MAX_POSITIONS, f"{count} positions; 1 to {MAX_POSITIONS:,} are allowed")
+        require(1 <= count <= MAX_POSITIONS, f"{count} positions; 1 to {MAX_POSITIONS:,} are allowed")
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.positions[:4])) + (", ..." if len(self.positions) > 4 else "")
@@ -92,8 +91,8 @@ class Crop:
     width: int
 
     def __post_init__(self) -> None:
-        _require(min(self.top, self.left) >= 0, f"{self} starts below 0")
-        _require(min(self.height, self.width) >= 1, f"{self}; height and width are at least 1")
+        require(min(self.top, self.left) >= 0, f"{self} starts below 0")
+        require(min(self.height, self.width) >= 1, f"{self}; height and width are at least 1")
 
     def __str__(self) -> str:
         return f"crop {self.height} x {self.width} at ({self.top}, {self.left})"
@@ -131,11 +130,11 @@ class Pool:
     power: float = 3.0
 
     def __post_init__(self) -> None:
-        _require(len(self.size) <= 3, f"a pool of {len(self.size)} sizes; at most 3 are allowed")
-        _require(min(self.size, default=1) >= 1, f"{self}; sizes are at least 1")
+        require(len(self.size) <= 3, f"a pool of {len(self.size)} sizes; at most 3 are allowed")
+        require(min(self.size, default=1) >= 1, f"{self}; sizes are at least 1")
         is_one = self.kind in (PoolKind.CLS, PoolKind.LAST)
-        _require(not (self.size and is_one), f"pool {self.kind.value} takes one token and no size")
-        _require(0 < self.power < math.inf, f"power {self.power} of gem; it must be above 0 and finite")
+        require(not (self.size and is_one), f"pool {self.kind.value} takes one token and no size")
+        require(0 < self.power < math.inf, f"power {self.power} of gem; it must be above 0 and finite")
 
     def __str__(self) -> str:
         return f"pool {self.kind.value}" + (f" to {' x '.join(map(str, self.size))}" if self.size else "")
@@ -150,10 +149,18 @@ class TopK:
     is_smallest: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.k >= 1, f"{self}; k is at least 1")
+        require(self.k >= 1, f"{self}; k is at least 1")
 
     def __str__(self) -> str:
         return f"top-k of {self.k} along dimension {self.dim}"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest value of each channel over the positions, with its position as `indices`."""
+
+    def __str__(self) -> str:
+        return "peak"
 
 
 @dataclass(frozen=True)
@@ -189,39 +196,10 @@ class Grid:
     def __post_init__(self) -> None:
         is_given = self.height >= 1 and self.width >= 1 and self.prefix_count >= 0
         is_open = (self.height, self.width, self.prefix_count) == (0, 0, 0)
-        _require(is_given or is_open, f"{self}; give height and width, at least 1, or nothing")
+        require(is_given or is_open, f"{self}; give height and width, at least 1, or nothing")
 
     def __str__(self) -> str:
         return f"grid {self.height} x {self.width}" if self.height else "grid"
-
-
-@dataclass(frozen=True)
-class TextSpan:
-    """A part of a text: characters, every occurrence of a text, or the contents of a chat role; one of them.
-
-    Attributes:
-        characters: Start, and the character behind the last.
-        text: What is looked for.
-        role: Of the messages of a chat.
-    """
-
-    characters: tuple[int, int] | None = None
-    text: str = ""
-    role: str = ""
-
-    def __post_init__(self) -> None:
-        kinds = (self.characters is not None, bool(self.text), bool(self.role))
-        _require(sum(kinds) == 1, "a span has characters, a text or a role, which are not empty")
-        longest = max(len(self.text), len(self.role))
-        _require(longest <= MAX_SPAN_CHARACTERS, f"a span of over {MAX_SPAN_CHARACTERS} characters of text")
-        if self.characters is not None:
-            start, stop = self.characters
-            _require(0 <= start < stop, f"{self}; a span starts at 0 or above and ends behind its start")
-
-    def __str__(self) -> str:
-        if self.characters is not None:
-            return f"characters {self.characters[0]} to {self.characters[1]}"
-        return f"the role '{self.role}'" if self.role else f"the text '{self.text}'"
 
 
 @dataclass(frozen=True)
@@ -238,7 +216,7 @@ class Spans:
 
     def __post_init__(self) -> None:
         count = len(self.spans)
-        _require(1 <= count <= MAX_POSITIONS, f"{count} spans; 1 to {MAX_POSITIONS:,} are allowed")
+        require(1 <= count <= MAX_POSITIONS, f"{count} spans; 1 to {MAX_POSITIONS:,} are allowed")
 
     def __str__(self) -> str:
         return f"tokens of {self.spans[0]}" + (", ..." if len(self.spans) > 1 else "")
@@ -252,14 +230,16 @@ class TokenRows:
         rows: Positions of each sample in the padded batch, ascending, at least one.
         token_count: Tokens that the value has.
         first: Position of the first token of each sample that is no padding.
+        is_from_end: Whether rows are counted from the end, -1 the last: the value may lack the first tokens.
     """
 
     rows: tuple[tuple[int, ...], ...]
     token_count: int
     first: tuple[int, ...]
+    is_from_end: bool = False
 
     def __str__(self) -> str:
-        return "tokens of spans"
+        return "tokens of texts"
 
     @property
     def longest(self) -> int:
@@ -285,11 +265,28 @@ class Projection:
 
     def __post_init__(self) -> None:
         count = self.component_count
-        _require(1 <= count <= MAX_COMPONENTS, f"{count} components; 1 to {MAX_COMPONENTS:,} are allowed")
-        _require(-(2**63) <= self.seed < 2**63, f"seed {self.seed}; it must fit 64 bits with a sign")
+        require(1 <= count <= MAX_COMPONENTS, f"{count} components; 1 to {MAX_COMPONENTS:,} are allowed")
+        require(-(2**63) <= self.seed < 2**63, f"seed {self.seed}; it must fit 64 bits with a sign")
 
     def __str__(self) -> str:
         return f"projection to {self.component_count}"
+
+
+@dataclass(frozen=True)
+class Lens:
+    """The most likely next tokens, as the model's own norm and head read them from vectors (.., width).
+
+    Attributes:
+        top_k: Their number.
+    """
+
+    top_k: int
+
+    def __post_init__(self) -> None:
+        require(1 <= self.top_k <= MAX_LENS, f"{self.top_k} tokens of a lens; 1 to {MAX_LENS:,} are allowed")
+
+    def __str__(self) -> str:
+        return f"lens of {self.top_k} tokens"
 
 
 @dataclass(frozen=True)
@@ -324,9 +321,9 @@ class Pca:
     def __post_init__(self) -> None:
         fits = 1 <= self.component_count <= MAX_COMPONENTS and 1 <= self.channel_count <= MAX_CHANNELS
         limits = f"at least 1, at most {MAX_COMPONENTS:,} and {MAX_CHANNELS:,}"
-        _require(fits, f"{self}; components are of shape (components, channels), {limits}")
+        require(fits, f"{self}; components are of shape (components, channels), {limits}")
         is_known = self.dtype in (torch.float32, torch.float64)
-        _require(is_known, f"components of {dtype_name(self.dtype)}; give float32 or float64")
+        require(is_known, f"components of {dtype_name(self.dtype)}; give float32 or float64")
 
     def __str__(self) -> str:
         return f"pca of {self.component_count} components of {self.channel_count} channels"
@@ -338,19 +335,65 @@ class Pca:
             yield OperandSpec(self.dtype, (self.channel_count,))
 
 
-Reduction: TypeAlias = Index | Take | Spans | TokenRows | Crop | Pool | TopK | Gram | Grid | Projection | Pca
+@dataclass(frozen=True)
+class Readout:
+    """`vectors @ x + bias` over the channels; one number for each vector, in the last dimension.
+
+    Attributes:
+        vector_count: Rows of the vectors.
+        channel_count: Their columns: the channels that the value must have.
+    """
+
+    vector_count: int
+    channel_count: int
+
+    def __str__(self) -> str:
+        return f"readout of {self.vector_count} vectors of {self.channel_count} channels"
+
+    def operands(self) -> Iterator[OperandSpec]:
+        """Yield the tensors: the vectors and the bias."""
+        yield OperandSpec(torch.float64, (self.vector_count, self.channel_count))
+        yield OperandSpec(torch.float64, (self.vector_count,))
+
+
+@dataclass(frozen=True)
+class PooledNorm:
+    """The mean over the positions, and behind it that of the norms of the channel vectors; float32."""
+
+    def __str__(self) -> str:
+        return "pool for a direction"
+
+
+Reduction: TypeAlias = (
+    Index
+    | Take
+    | Spans
+    | Positions
+    | TokenRows
+    | Crop
+    | Pool
+    | Peak
+    | TopK
+    | Gram
+    | Grid
+    | Projection
+    | Pca
+    | Lens
+    | Readout
+    | PooledNorm
+)
 
 
 def operand_specs(reductions: Iterable[Reduction]) -> list[OperandSpec]:
     """Return the tensors of the request, in order."""
-    return [spec for reduction in reductions if isinstance(reduction, Pca) for spec in reduction.operands()]
+    return [
+        spec
+        for reduction in reductions
+        if isinstance(reduction, (Pca, Readout))
+        for spec in reduction.operands()
+    ]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name without the module, for example `float32`."""
     return str(dtype).removeprefix("torch.")
-
-
-def _require(is_right: bool, problem: str) -> None:
-    if not is_right:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem)

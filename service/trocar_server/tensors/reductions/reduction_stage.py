@@ -24,6 +24,8 @@ from trocar_server.tensors.stats.statistic import default_channel_dim
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32, torch.float64)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+"""Floats of 8 bits, which float16 holds exactly; torch 2.14 converts them and does little else."""
 ORDERED = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 # Far above the memory of any device and far below 2**63, where torch's own counting overflows. A server's
@@ -74,11 +76,6 @@ class Stage:
             return stage
         order = sorted(range(len(own.dims)), key=own.dims.__getitem__)
         return replace(stage, mask=own.mask.permute(order), mask_dims=tuple(sorted(own.dims)))
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether dimension 0 is the samples."""
-        return self.samples_dim == 0
 
     @property
     def own(self) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ from types import EllipsisType
 
 import torch
 
+from trocar_server.tensors.reductions.positions import Positions
 from trocar_server.tensors.reductions.reduction import (
     Axis,
     Crop,
@@ -22,7 +23,7 @@ from trocar_server.tensors.reductions.reduction_stage import ORDERED, Stage
 _INT64_BYTES = 8
 
 
-def select(stage: Stage, wanted: Index | Take | Spans | TokenRows | Crop | Grid | TopK) -> Stage:
+def select(stage: Stage, wanted: Index | Take | Spans | Positions | TokenRows | Crop | Grid | TopK) -> Stage:
     """Apply one of the reductions of this module.
 
     Raises:
@@ -33,7 +34,7 @@ def select(stage: Stage, wanted: Index | Take | Spans | TokenRows | Crop | Grid 
             return index(stage, wanted)
         case Take():
             return take(stage, wanted)
-        case Spans():
+        case Spans() | Positions():
             return spans(stage, wanted)
         case TokenRows():
             return token_rows(stage, wanted)
@@ -89,7 +90,7 @@ def take(stage: Stage, wanted: Take) -> Stage:
     return stage.to(stage.value.index_select(dim, positions), count * _INT64_BYTES)
 
 
-def spans(stage: Stage, wanted: Spans) -> Stage:
+def spans(stage: Stage, wanted: Spans | Positions) -> Stage:
     """Return the stage as it is: how many tokens there will be is known once the texts are tokenized.
 
     Raises:
@@ -242,10 +243,10 @@ def _without_ellipsis(stage: Stage, wanted: Index) -> list[int | Slice]:
     missing = len(stage.shape) - (len(items) - 1)
     if missing < 0:
         raise stage.refuse(wanted, f"{len(items) - 1} items for {len(stage.shape)} dimensions; give fewer")
-    found: list[int | Slice] = []
+    result: list[int | Slice] = []
     for item in items:
-        found += [Slice()] * missing if isinstance(item, EllipsisType) else [item]
-    return found
+        result += [Slice()] * missing if isinstance(item, EllipsisType) else [item]
+    return result
 
 
 def _check_position(stage: Stage, wanted: Index | Take, dim: int, position: int) -> None:

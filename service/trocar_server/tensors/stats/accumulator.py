@@ -105,8 +105,8 @@ class Accumulator:
     @torch.no_grad()
     def result(self) -> StatisticsResult:
         """Return the statistics of everything so far."""
-        (found,) = results([self])
-        return found
+        (outcome,) = results([self])
+        return outcome
 
     def _numbers(self) -> dict[Statistic, torch.Tensor]:
         """Return every statistic but a covariance, one-dimensional, float64, on the device."""
@@ -247,14 +247,14 @@ class Accumulator:
 @torch.no_grad()
 def results(accumulators: Sequence[Accumulator]) -> list[StatisticsResult]:
     """Return the statistics of several accumulators, with one transfer from each device for all numbers."""
-    found = [accumulator._numbers() for accumulator in accumulators]
+    outcome = [accumulator._numbers() for accumulator in accumulators]
     by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for numbers in found:
+    for numbers in outcome:
         for part in numbers.values():
             by_device.setdefault(part.device, []).append(part)
     flat = {device: iter(torch.cat(parts).tolist()) for device, parts in by_device.items()}
     taken = [
-        {s: list(islice(flat[part.device], len(part))) for s, part in numbers.items()} for numbers in found
+        {s: list(islice(flat[part.device], len(part))) for s, part in numbers.items()} for numbers in outcome
     ]
     return [accumulator._result(numbers) for accumulator, numbers in zip(accumulators, taken, strict=True)]
 

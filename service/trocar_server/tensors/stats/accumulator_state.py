@@ -51,8 +51,8 @@ class Unpacked:
         except (SafetensorError, ValueError) as error:
             raise damaged("it cannot be read") from error
         self._entries = dict(entries)
-        found = self.tensor(_REQUEST, (32,), torch.uint8)
-        if not torch.equal(found, _digest(request)):
+        result = self.tensor(_REQUEST, (32,), torch.uint8)
+        if not torch.equal(result, _digest(request)):
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
                 "the state belongs to other statistics, or was written by another version; start again "

@@ -42,7 +42,7 @@ class Grid:
         return Grid(exponent, first, last - first + 1)
 
     def union(self, other: "Grid", most_bins: int) -> "Grid":
-        """Return at most `most_bins` (at least 2) bins that cover those of both, as fine as possible."""
+        """Return at most `most_bins` (at least 2) bins that cover both, as fine as possible."""
         exponent = max(self.exponent, other.exponent)
         while True:
             left, right = self.coarser(exponent), other.coarser(exponent)

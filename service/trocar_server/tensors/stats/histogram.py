@@ -166,7 +166,7 @@ def _grid_bins(bin_count: int) -> int:
 
 
 def _finite_range(block: torch.Tensor, is_finite: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest finite element; Inf and -Inf where there is none."""
+    """Return the smallest and the largest finite element; Inf and -Inf for none."""
     if block.numel() == 0:
         return torch.inf, -torch.inf
     low = torch.where(is_finite, block, torch.inf).amin()

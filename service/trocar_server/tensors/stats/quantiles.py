@@ -93,10 +93,10 @@ def _measure_samples(grouped: Grouped, shares: tuple[float, ...]) -> SampleQuant
     """Compute the quantiles of each sample, as many samples at once as fit in memory."""
     view = grouped.view
     step = max(1, sketch.HELD_ELEMENTS * len(view) // max(view.numel(), 1))
-    found = (sketch.measure(piece, 0) for piece in view.split(step))
+    result = (sketch.measure(piece, 0) for piece in view.split(step))
     return reduce(
         SampleQuantiles.concatenate,
-        (SampleQuantiles(accumulated.quantiles(shares), accumulated.rank_error) for accumulated in found),
+        (SampleQuantiles(accumulated.quantiles(shares), accumulated.rank_error) for accumulated in result),
     )
 
 

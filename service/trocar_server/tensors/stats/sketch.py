@@ -132,8 +132,8 @@ class Sketch:
         ranks = torch.from_numpy(np.concatenate([before, after])).to(self.extremes.device)
         low, high = self._elements(ranks).chunk(2, dim=1)
         weight = torch.from_numpy(position - before).to(low.device)
-        found = _interpolate(low, high, weight)
-        return torch.where(self.extremes[1].isnan()[:, None], torch.nan, found)
+        result = _interpolate(low, high, weight)
+        return torch.where(self.extremes[1].isnan()[:, None], torch.nan, result)
 
     def _elements(self, ranks: torch.Tensor) -> torch.Tensor:
         """Return the elements of these ranks, from 0, of shape (groups, ranks), float64."""
@@ -146,9 +146,9 @@ class Sketch:
         for buffer in self.buffers:
             weights[start : start + self.buffer_size] = buffer.weight
             start += self.buffer_size
-        found = _weighted(values, weights, ranks).to(torch.float64)
-        found = torch.where(ranks == 0, self.extremes[0][:, None], found)
-        return torch.where(ranks == self.count - 1, self.extremes[1][:, None], found)
+        result = _weighted(values, weights, ranks).to(torch.float64)
+        result = torch.where(ranks == 0, self.extremes[0][:, None], result)
+        return torch.where(ranks == self.count - 1, self.extremes[1][:, None], result)
 
     def _collapsed(self) -> "Sketch":
         """Return this sketch with fewer elements."""
@@ -172,7 +172,7 @@ class Sketch:
         )
 
     def _with_collapsed_buffers(self) -> "Sketch":
-        """Collapse all buffers of the lowest level, with those of the next one if there is only one."""
+        """Collapse all buffers of the lowest level, with the next one's if there is only one."""
         levels = sorted(buffer.level for buffer in self.buffers)
         chosen = [buffer for buffer in self.buffers if buffer.level <= levels[1]]
         others = tuple(buffer for buffer in self.buffers if buffer.level > levels[1])
@@ -279,5 +279,5 @@ def _order(values: torch.Tensor) -> torch.Tensor:
 def _interpolate(low: torch.Tensor, high: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Interpolate as NumPy's `_lerp` (2.4) does, bit for bit where both are finite."""
     difference = high - low
-    found = torch.where(weight >= 0.5, high - difference * (1.0 - weight), low + difference * weight)
-    return torch.where((weight == 0.0) | (low == high), low, found)
+    result = torch.where(weight >= 0.5, high - difference * (1.0 - weight), low + difference * weight)
+    return torch.where((weight == 0.0) | (low == high), low, result)

@@ -13,7 +13,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.models import HostedModel
 from trocar_server.surgery import Recording
-from trocar_server.surgery.sessions.gradient_rules import GradientRule
+from trocar_server.surgery.sessions.gradient_edits import GradientEdit
 from trocar_server.training.checks.loss_checks import loss_problems
 from trocar_server.training.checks.schedule_checks import schedule_problems
 from trocar_server.training.checks.spec_combinations import combination_problems, count_problems
@@ -34,7 +34,7 @@ from trocar_server.training.optim.optimizers import optimizer_problems, paramete
 from trocar_server.training.spec.problems import Problems
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.spec.validation import validation_problems
-from trocar_server.training.step.gradient_rule_targets import rules_with_problems
+from trocar_server.training.step.gradient_edit_targets import rules_with_problems
 
 _WHAT = "the trainer's specification is invalid"
 
@@ -90,10 +90,10 @@ def _meta_pass(
     if spec.head is not None and spec.head.classes < 1:
         problems.add("head.classes", "give the number of classes")
         spec = spec.model_copy(update={"head": spec.head.model_copy(update={"classes": 2})})
-    with problems.noting("head" if spec.adapter is None else ""):
+    with problems.noting("head" if spec.lora is None else ""):
         return run_meta_pass(spec, hosted, recording)
     # Without the new layers, so that the rest is checked as well.
-    return run_meta_pass(spec.model_copy(update={"head": None, "adapter": None}), hosted, recording)
+    return run_meta_pass(spec.model_copy(update={"head": None, "lora": None}), hosted, recording)
 
 
 def _check_selectors(
@@ -109,7 +109,7 @@ def _check_selectors(
     trained: tuple[str, ...] | None = None
     with problems.noting("trainable"):
         trained = trained_names(module, spec, meta_pass.head_path, stages)
-    if not trained and spec.adapter is not None:  # its layers could not be made
+    if not trained and spec.lora is not None:  # its layers could not be made
         trained = None
     if trained is None:  # trained parameters unknown: selectors are resolved among all
         trained = tuple(name for name, _ in module.named_parameters())
@@ -118,15 +118,15 @@ def _check_selectors(
     names = Names.of_module(module, stages)
     named = {name: parameter for name, parameter in module.named_parameters() if name in set(trained)}
     _check_regularizers(spec, names, named, problems)
-    rules = rules_with_problems(spec.gradient_rules, module, meta_pass.recording, trained, problems)
+    rules = rules_with_problems(spec.gradient_edits, module, meta_pass.recording, trained, problems)
     _check_rules_are_met(rules, meta_pass, hosted, problems)
     return len(parameter_groups(spec.optimizer, named, names, problems))
 
 
 def _check_rules_are_met(
-    rules: Sequence[GradientRule], meta_pass: TrainerMetaPass, hosted: HostedModel, problems: Problems
+    rules: Sequence[GradientEdit], meta_pass: TrainerMetaPass, hosted: HostedModel, problems: Problems
 ) -> None:
-    """Refuse gradient rules whose parameters no pass reads, in eval or train mode: they get no gradient."""
+    """Refuse gradient edits whose parameters no pass reads, in eval or train mode: they get no gradient."""
     unread = [rule for rule in rules if rule.parameters and not _is_read(rule, meta_pass.recording)]
     if not unread:
         return
@@ -140,13 +140,13 @@ def _check_rules_are_met(
     for rule in unread:
         if not _is_read(rule, in_training):
             problems.add(
-                "gradient_rules",
+                "gradient_edits",
                 f"'{rule.parameters[0]}' is not used by the forward pass, so a rule would see no "
                 "gradient; leave the rule out",
             )
 
 
-def _is_read(rule: GradientRule, recording: Recording) -> bool:
+def _is_read(rule: GradientEdit, recording: Recording) -> bool:
     """Whether a recorded pass reads one of a rule's parameters."""
     paths = [name.rpartition(".") for name in rule.parameters]
     modules = [(recording.modules.get(path), name) for path, _, name in paths]
@@ -177,6 +177,6 @@ def _check_regularizers(
             problems.add(field, "select parameters; `**` selects all")
             continue
         with problems.noting(field):
-            found = select_names(names, regularizer.parameters, field)
-            if not any(name in named for name in found):
+            result = select_names(names, regularizer.parameters, field)
+            if not any(name in named for name in result):
                 problems.add(field, "none of these parameters is trained; leave it out, or train them")

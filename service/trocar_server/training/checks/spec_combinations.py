@@ -13,7 +13,7 @@ def count_problems(spec: TrainerSpec, problems: Problems) -> None:
     lists: dict[str, tuple[object, ...]] = {
         "losses": spec.losses,
         "regularizers": spec.regularizers,
-        "gradient_rules": spec.gradient_rules,
+        "gradient_edits": spec.gradient_edits,
         "optimizer.groups": spec.optimizer.groups,
         "head.hidden": spec.head.hidden if spec.head is not None else (),
     }
@@ -50,7 +50,7 @@ def combination_problems(spec: TrainerSpec, problems: Problems) -> None:
                 problems.add(
                     f"saved_tensors.{name}", f"only a spool has this option, and the store is '{saved.store}'"
                 )
-    if spec.adapter is not None and spec.trainable:
+    if spec.lora is not None and spec.trainable:
         problems.add("trainable", "with an adapter, it and a new head are trained; leave `trainable` out")
     if spec.schedule.name == "one_cycle" and spec.schedule.warmup:
         problems.add("schedule.warmup", "one_cycle has a warm-up of its own: the option `pct_start`")
@@ -68,7 +68,7 @@ def _check_in_backward(spec: TrainerSpec, problems: Problems) -> None:
         problems.add(
             field, "each gradient is used at once, so none can be accumulated; set `accumulation` to 1"
         )
-    if any(rule.when == "accumulated" or rule.name in SETS for rule in spec.gradient_rules):
+    if any(rule.when == "accumulated" or rule.name in SETS for rule in spec.gradient_edits):
         problems.add(
             field,
             "rules over a set, and on accumulated gradients, need all gradients at once; remove one of "

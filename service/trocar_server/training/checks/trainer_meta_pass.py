@@ -50,11 +50,11 @@ def run_meta_pass(spec: TrainerSpec, hosted: HostedModel, recording: Recording) 
         ServiceError: `TRAINER_INVALID`, the head cannot be replaced, or the model does not run with it.
     """
     module = make_meta_replica(hosted.module) if recording.is_symbolic else hosted.pristine.apart()
-    if spec.head is None and spec.adapter is None:
+    if spec.head is None and spec.lora is None:
         return TrainerMetaPass(module, recording, None)
     head_path = None if spec.head is None else replace_head(module, spec.head, spec.seed, recording)
-    if spec.adapter is not None:
-        add_lora(module, spec.adapter, spec.seed, head_path or "")
+    if spec.lora is not None:
+        add_lora(module, spec.lora, spec.seed, head_path or "")
     try:
         recorded = record_on(module, hosted, recording)
     except Exception as error:
@@ -63,7 +63,7 @@ def run_meta_pass(spec: TrainerSpec, hosted: HostedModel, recording: Recording) 
             f"head: with a new layer at '{head_path}' the model does not run ({first_line(error)}); choose "
             "another `head.path`"
             if head_path
-            else f"adapter: with these layers the model does not run ({first_line(error)}); choose others",
+            else f"lora: with these layers the model does not run ({first_line(error)}); choose others",
         ) from error
     return TrainerMetaPass(module, replace(recorded, stages=recording.stages), head_path)
 

@@ -116,10 +116,10 @@ class DatasetInfo:
 
         None for a target that is absent, not of integers, or has negative values.
         """
-        found = self.signature.targets.get(target) if self.signature else None
-        if found is None or found.high is None or found.low is None or found.low < 0:
+        result = self.signature.targets.get(target) if self.signature else None
+        if result is None or result.high is None or result.low is None or result.low < 0:
             return None
-        return max(len(self.categories), found.high + 1)
+        return max(len(self.categories), result.high + 1)
 
 
 def signature_to_json(signature: SampleSignature) -> dict[str, Any]:

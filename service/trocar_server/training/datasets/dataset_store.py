@@ -178,12 +178,12 @@ class DatasetStore:
             ServiceError: `STORAGE_UNAVAILABLE`.
         """
         with disk_errors("data set"):
-            found = [record.info() for record in self._layout.records(principal)]
+            result = [record.info() for record in self._layout.records(principal)]
             problems = self._layout.unreadable(principal)
         unreadable = [
             DatasetInfo(name, "", 0, 0, (), None, 0.0, problem=why) for name, why in problems.items()
         ]
-        return [*sorted(found, key=lambda info: (info.stored_at_s, info.dataset_id)), *unreadable]
+        return [*sorted(result, key=lambda info: (info.stored_at_s, info.dataset_id)), *unreadable]
 
     def get(self, principal: str, dataset_id: str) -> DatasetInfo:
         """Return one data set or upload.

@@ -8,7 +8,6 @@ unreferenced and is deleted. On a file system without hard links every owner has
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 from pathlib import Path
@@ -16,11 +15,9 @@ from threading import Lock
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.storage.durable import open_partial, sync_folder
+from trocar_server.storage.durable import PartialFile, link_durably, remove_quietly
 from trocar_server.training.datasets.dataset_schema import Shard
 from trocar_server.training.datasets.inspection import check_encoded, inspect
-
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class IncomingShard:
@@ -39,7 +36,7 @@ class IncomingShard:
     def __init__(self, folder: Path, shard: Shard) -> None:
         self.shard = shard
         self._lock = Lock()
-        self._path, self._descriptor = open_partial(folder)
+        self._file = PartialFile(folder)
         self._digest = hashlib.sha256()
         self._size = 0
 
@@ -55,9 +52,7 @@ class IncomingShard:
             if self._size > self.shard.byte_count:
                 raise self._wrong(f"more than the announced {self.shard.byte_count:,} bytes were received")
             self._digest.update(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._open_descriptor(), view) :]
+            self._file.write(data)
 
     def check(self, max_pixels: int) -> None:
         """Compare it with the manifest, and validate its contents.
@@ -71,10 +66,10 @@ class IncomingShard:
                 raise self._wrong(f"{self._size:,} of {self.shard.byte_count:,} bytes were received")
             if self._digest.hexdigest() != self.shard.sha256:
                 raise self._wrong("its sha256 does not match")
-            count, _ = inspect(self._open_descriptor())
+            count, _ = inspect(self._file.descriptor)
             if count != self.shard.sample_count:
                 raise self._wrong(f"it has {count:,} samples, {self.shard.sample_count:,} were announced")
-            check_encoded(self._open_descriptor(), max_pixels)
+            check_encoded(self._file.descriptor, max_pixels)
 
     def keep(self, own: Path, pool: Path) -> None:
         """Move it to its final place, durably; see Note: [Deduplicated shards].
@@ -88,39 +83,25 @@ class IncomingShard:
         """
         with self._lock:
             if not is_whole(own, self.shard):
-                os.fsync(self._open_descriptor())
                 self._place(own, pool)
 
     def _place(self, own: Path, pool: Path) -> None:
         try:
-            if is_whole(pool, self.shard):
-                self._path.unlink()
-                os.link(pool, self._path)
-            else:
-                _link(self._path, pool)
-            self._path.replace(own)
-            sync_folder(own.parent)
-            sync_folder(pool.parent)
+            if is_whole(pool, self.shard) and link_durably(pool, own):
+                return
+            self._file.sync()
+            link_durably(self._file.path, pool)
+            self._file.publish(own)
         except BaseException:
-            with contextlib.suppress(OSError):
-                own.unlink(missing_ok=True)
-            self._path.unlink(missing_ok=True)
+            remove_quietly(own)
+            self._file.close()  # before its second name is looked at
             drop_unused(pool)
             raise
 
     def close(self) -> None:
         """Remove the partial file, unless it was kept."""
         with self._lock:
-            if self._descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    self._path.unlink(missing_ok=True)
-                os.close(self._descriptor)
-                self._descriptor = -1
-
-    def _open_descriptor(self) -> int:
-        if self._descriptor < 0:
-            raise OSError(errno.EBADF, "the shard is closed")
-        return self._descriptor
+            self._file.close()
 
     def _wrong(self, problem: str) -> ServiceError:
         return ServiceError(
@@ -149,13 +130,3 @@ def drop_unused(pool: Path) -> None:
     with contextlib.suppress(OSError):
         if pool.stat().st_nlink == 1:
             pool.unlink()
-
-
-def _link(path: Path, pool: Path) -> None:
-    """Link a file into the pool, replacing a damaged one; do nothing without hard link support."""
-    pool.unlink(missing_ok=True)
-    try:
-        os.link(path, pool)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise

@@ -165,23 +165,23 @@ def joined(signatures: Iterable[SampleSignature]) -> SampleSignature:
     Raises:
         ServiceError: `DATASET_INVALID`, they differ in more than the values of targets.
     """
-    found: SampleSignature | None = None
+    result: SampleSignature | None = None
     for index, signature in enumerate(signatures):
-        if found is None:
-            found = signature
+        if result is None:
+            result = signature
             continue
-        is_alike = replace(found, targets={}) == replace(signature, targets={})
-        if not is_alike or _outlines(found) != _outlines(signature):
+        is_alike = replace(result, targets={}) == replace(signature, targets={})
+        if not is_alike or _outlines(result) != _outlines(signature):
             raise ServiceError(
                 ErrorReason.DATASET_INVALID,
                 f"shard {index} differs from the shards before it: names, dtypes and the shape of one "
                 "sample must be the same in all",
             )
-        merged = {name: _merged(target, signature.targets[name]) for name, target in found.targets.items()}
-        found = replace(found, targets=merged)
-    if found is None:
+        merged = {name: _merged(target, signature.targets[name]) for name, target in result.targets.items()}
+        result = replace(result, targets=merged)
+    if result is None:
         raise ServiceError(ErrorReason.DATASET_INVALID, "a data set needs at least one shard")
-    return found
+    return result
 
 
 def read_offsets(descriptor: int, entries: Mapping[str, Entry]) -> NDArray[np.int64]:
@@ -266,7 +266,7 @@ def _merged(first: TargetSignature, second: TargetSignature) -> TargetSignature:
         return first
     labels = None
     if first.labels is not None and second.labels is not None:
-        found = sorted({*first.labels, *second.labels})
-        labels = tuple(found) if len(found) <= MAX_LABELS else None
+        result = sorted({*first.labels, *second.labels})
+        labels = tuple(result) if len(result) <= MAX_LABELS else None
     low, high = min(first.low, second.low), max(first.high, second.high)
     return replace(first, low=low, high=high, labels=labels)

@@ -80,7 +80,7 @@ class DatasetLayout:
 
     def records(self, principal: str) -> list[DatasetRecord]:
         """Return all readable records of a principal; see `unreadable` for the others."""
-        found = []
+        result = []
         for path in sorted(self.owner(principal).glob(f"*{SUFFIX}")):
             try:
                 record = read_record(path)
@@ -93,22 +93,22 @@ class DatasetLayout:
                 _log.warning("a stored data set is damaged", file=path.name, problem=str(error))
                 continue
             if record.principal == principal:
-                found.append(record)
-        return found
+                result.append(record)
+        return result
 
     def unreadable(self, principal: str) -> dict[str, str]:
         """Return the reasons why data sets of a principal cannot be read, by id."""
-        found = {}
+        result = {}
         for path in sorted(self.owner(principal).glob(f"*{SUFFIX}")):
             dataset_id = path.name.removesuffix(SUFFIX)
             try:
                 self.record(principal, dataset_id)
             except ServiceError as error:
                 if error.reason is not ErrorReason.UNKNOWN_DATASET:  # deleted meanwhile, or a foreign file
-                    found[dataset_id] = error.message
+                    result[dataset_id] = error.message
             except OSError as error:
-                found[dataset_id] = storage_error("data set", error).message
-        return found
+                result[dataset_id] = storage_error("data set", error).message
+        return result
 
     def make_folders(self, principal: str) -> None:
         """Create the folders of a principal, durably.

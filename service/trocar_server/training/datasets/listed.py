@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trocar_api.reasons import ErrorReason
+from trocar_api.stored_names import is_stored_name
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets.dataset_schema import DatasetInfo
 from trocar_server.training.datasets.sample_sources import FolderKind, FolderSource
@@ -20,7 +21,6 @@ SUFFIXES: dict[FolderKind, tuple[str, ...]] = {
 """The first kind with a file counts: notes beside pictures and transcripts beside sound are left out."""
 _ALL = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -38,7 +38,7 @@ class ListedFolder:
     """
 
     def __init__(self, name: str, root: Path) -> None:
-        if not _NAME.fullmatch(name) or _ID.fullmatch(name):
+        if not is_stored_name(name) or _ID.fullmatch(name):
             raise _wrong(name, "the name is 1 to 63 of a-z, 0-9, '.', '_' and '-', and not an id")
         kind, categories, files, labels = _listed(name, root)
         self.source = FolderSource(root, files, np.array(labels, np.int64), kind)
@@ -68,19 +68,19 @@ def _listed(name: str, root: Path) -> tuple[FolderKind, tuple[str, ...], list[st
         classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and _is_shown(entry.name))
         listed = [_files(root, category) for category in classes]
     except OSError as error:
-        raise _wrong(name, f"its folder cannot be listed: {error.strerror}") from None
+        raise _wrong(name, f"its folder '{root.name}' cannot be listed: {error.strerror}") from None
     kind = _kind(file for files in listed for file in files)
-    found = [[file for file in files if file.lower().endswith(SUFFIXES[kind])] for files in listed]
-    empty = [category for category, files in zip(classes, found, strict=True) if not files]
+    result = [[file for file in files if file.lower().endswith(SUFFIXES[kind])] for files in listed]
+    empty = [category for category, files in zip(classes, result, strict=True) if not files]
     if empty or not classes:
         what = f"class folder '{empty[0]}' has no {kind}" if empty else "it has no class folders"
         raise _wrong(name, f"{what}; it needs one folder of {', '.join(SUFFIXES[kind])} files for each class")
-    labels = [label for label, files in enumerate(found) for _ in files]
-    return kind, tuple(classes), [file for files in found for file in files], labels
+    labels = [label for label, files in enumerate(result) for _ in files]
+    return kind, tuple(classes), [file for files in result for file in files], labels
 
 
 def _kind(files: Iterable[str]) -> FolderKind:
-    """Return the kind of the samples; images where there are none of any kind."""
+    """Return the kind of the samples; images if it is empty."""
     suffixes = {Path(file).suffix.lower() for file in files}
     for kind, own in SUFFIXES.items():
         if suffixes & set(own):
@@ -89,14 +89,14 @@ def _kind(files: Iterable[str]) -> FolderKind:
 
 
 def _files(root: Path, category: str) -> list[str]:
-    found = []
+    result = []
     for folder, folders, names in os.walk(root / category):
         folders[:] = filter(_is_shown, folders)
         place = Path(folder).relative_to(root)
-        found += [
+        result += [
             (place / name).as_posix() for name in names if _is_shown(name) and name.lower().endswith(_ALL)
         ]
-    return sorted(found)
+    return sorted(result)
 
 
 def _is_shown(name: str) -> bool:

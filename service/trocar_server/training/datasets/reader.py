@@ -25,7 +25,7 @@ from trocar_server.training.datasets.sample_sources import (
     too_many,
 )
 from trocar_server.training.datasets.stored_sound import Clips
-from trocar_server.training.datasets.stored_text import parse_text
+from trocar_server.training.datasets.stored_text import text_of_sample
 
 _CHARACTER_BYTES = 4
 
@@ -199,17 +199,8 @@ def _byte_count(inputs: Array | list[Image.Image] | tuple[TextEntry, ...] | Clip
 
 
 def _parsed(raw: RawSamples) -> tuple[TextEntry, ...]:
-    entries = []
-    for index, data in zip(raw.indices, raw.inputs, strict=True):
-        try:
-            entries.append(parse_text(bytes(data)))
-        except ValueError as error:
-            raise ServiceError(
-                ErrorReason.DATASET_INVALID,
-                f"sample {index} of the data set cannot be used: {error}",
-                sample=str(index),
-            ) from None
-    return tuple(entries)
+    samples = zip(raw.indices, raw.inputs, strict=True)
+    return tuple(text_of_sample(index, bytes(data)) for index, data in samples)
 
 
 def as_pixels(inputs: Array) -> list[Image.Image]:

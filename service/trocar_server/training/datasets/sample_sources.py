@@ -134,17 +134,17 @@ class ShardSource:
         return self._opened(number), index - first
 
     def _opened(self, number: int) -> "_OpenShard":
-        found = self._open.get(number)
-        if found is None:
+        result = self._open.get(number)
+        if result is None:
             stored = self._shards[number]
             if number not in self._checked:
                 stored.check()
                 self._checked.add(number)
-            found = self._open[number] = _OpenShard(stored)
+            result = self._open[number] = _OpenShard(stored)
             if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(number)
-        return found
+        return result
 
 
 class _OpenShard:

@@ -8,6 +8,8 @@ A text, a pair of texts, token ids, or words. Tokenizers belong to models, and a
 import json
 from typing import Any
 
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
 from trocar_server.processing.inputs import TextEntry
 
 MAX_TEXT_BYTES = 4 << 20
@@ -36,6 +38,22 @@ def parse_text(data: bytes) -> TextEntry:
     if isinstance(value, dict) and list(value) == ["words"] and _are_words(value["words"]):
         return TextEntry("words", tuple(value["words"]))
     raise ValueError("it is neither a text, a pair of texts, token ids nor words, or a text is empty")
+
+
+def text_of_sample(index: int, data: bytes) -> TextEntry:
+    """Parse a sample of a data set.
+
+    Raises:
+        ServiceError: `DATASET_INVALID`, it is no text; the sample is named.
+    """
+    try:
+        return parse_text(data)
+    except ValueError as error:
+        raise ServiceError(
+            ErrorReason.DATASET_INVALID,
+            f"sample {index} of the data set cannot be used: {error}",
+            sample=str(index),
+        ) from None
 
 
 def _are_words(value: Any) -> bool:

@@ -188,7 +188,7 @@ class CachedRuns:
 
 
 def needed_modules(module: nn.Module, spec: TrainerSpec) -> frozenset[str]:
-    """Return the modules that a trainer observes: for loss taps, gradient rules, saved tensors.
+    """Return the modules that a trainer observes: for loss taps, gradient edits, saved tensors.
 
     Raises:
         NoCacheError: A part of the spec needs the full pass.
@@ -196,7 +196,7 @@ def needed_modules(module: nn.Module, spec: TrainerSpec) -> frozenset[str]:
     if any(term.teacher for term in spec.losses):
         raise NoCacheError("a teacher needs the model's inputs")
     texts = [term.selector for term in spec.losses if term.selector]
-    ruled = [text for rule in spec.gradient_rules for text in (rule.selector, *rule.selectors)]
+    ruled = [text for rule in spec.gradient_edits for text in (rule.selector, *rule.selectors)]
     texts += [text for text in ruled if _is_of_values(text)]
     texts += [*spec.activation_checkpointing, *spec.saved_tensors.modules]
     return frozenset(path for text in texts for path in _paths(module, text))

@@ -116,9 +116,9 @@ def damaged_checkpoints(folder: Path, trainer_id: str) -> Iterator[tuple[int, st
     for number in numbers_of(folder, CHECKPOINT_MANIFEST):
         try:
             expected = read_manifest(folder, trainer_id, number).checkpoint.byte_count
-            found = os.stat(data_path(folder, number)).st_size  # noqa: PTH116 - as in `durable`
-            if found != expected:
-                yield number, f"its tensors have {found:,} bytes, expected {expected:,}"
+            result = os.stat(data_path(folder, number)).st_size  # noqa: PTH116 - as in `durable`
+            if result != expected:
+                yield number, f"its tensors have {result:,} bytes, expected {expected:,}"
         except FileNotFoundError:
             if manifest_path(folder, number).exists():
                 yield number, "its tensor file is missing"

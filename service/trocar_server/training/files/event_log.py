@@ -164,7 +164,7 @@ class EventLog:
             self._changed.notify_all()
 
     def _append(self) -> None:
-        """Write the events that are not on disk: another call may have written those of this one."""
+        """Flush pending events. A concurrent call may already have flushed them."""
         events = self._events[max(self._next_to_write - self.first_number, 0) :]
         try:
             with self._path.open("a", encoding="utf-8") as file:

@@ -73,16 +73,16 @@ class OwnerFolders:
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`.
         """
-        found = []
+        result = []
         for owner in self.others():
             store = TrainerStore(self._root / owner, is_shared=True)
             for trainer_id in self.trainer_ids(owner):
                 with contextlib.suppress(ServiceError):  # it is damaged, or being moved
-                    found.append(store.get(trainer_id))
-        return found
+                    result.append(store.get(trainer_id))
+        return result
 
     def owner_of(self, trainer_id: str) -> str | None:
-        """Return the owner that has a trainer; None if there is none.
+        """Return the owner that has a trainer, or None.
 
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`.
@@ -146,7 +146,7 @@ def _claim(folder: Path, source: Path) -> None:
 
 
 def _drain(source: Path, target: Path) -> None:
-    """Move every file, those of cut-off takeovers too, and remove the folder."""
+    """Move every file, of cut-off takeovers too, and remove the folder."""
     for _ in range(_ROUNDS):
         for entry in list(os.scandir(source)):
             if entry.is_dir(follow_symlinks=False):

@@ -136,12 +136,12 @@ class PublishedStore:
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`, the folder cannot be read.
         """
-        found, unreadable = [], {}
+        result, unreadable = [], {}
         with disk_errors("published model"):
             paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         for path in paths:
             try:
-                found.append(_read(path))
+                result.append(_read(path))
             except (FileNotFoundError, NotADirectoryError):  # being published, or removed
                 continue
             except DamagedError as error:
@@ -150,7 +150,7 @@ class PublishedStore:
                 unreadable[path.name] = storage_error("published model", error)
         for model_id, problem in unreadable.items():
             _log.warning("a published model cannot be read", model_id=model_id, problem=problem.message)
-        return found, unreadable
+        return result, unreadable
 
     def has(self, model_id: str, principal: str, base: HostedModel, weights: Mapping[str, Tensor]) -> bool:
         """Whether the published model of this id is this principal's, from this base, with these weights.

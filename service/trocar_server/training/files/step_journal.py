@@ -172,10 +172,10 @@ def _read(path: Path, number: int) -> JournalEntry:
     try:
         text, digest = content.metadata[_CALL], content.metadata[_SHA256]
         call = json.loads(text)
-        found, kind, packed = int(call["number"]), str(call["kind"]), call["batch"]
+        result, kind, packed = int(call["number"]), str(call["kind"]), call["batch"]
     except (KeyError, ValueError, TypeError, RecursionError):
         raise DamagedError("it does not say which call it is") from None
-    if found != number or _digest(content.tensors, text) != digest:
+    if result != number or _digest(content.tensors, text) != digest:
         raise DamagedError("its sha256 does not match")
     if packed is None:
         return JournalEntry(number, kind)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from trocar_api.stored_names import is_stored_name
+
 TRAINER_ID = re.compile(r"[0-9a-f]{32}")
 """Of a trainer and its folder, such as `uuid.uuid4().hex`. No published model has such an id."""
 RECORD_NAME = "trainer.json"
@@ -35,7 +37,6 @@ _PARTIAL = re.compile(
     r"-[0-9a-f]{32}\.partial"
 )
 _DELETED_FOLDER = re.compile(r"~[0-9a-f]{32}")
-_MODEL_FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _log = structlog.get_logger("trocar")
 
 
@@ -56,7 +57,7 @@ def unfinished_checkpoints(folder: Path) -> dict[str, tuple[int, ...]]:
 
     Their save was cut off, or the manifest was lost since: the two look the same.
     """
-    found = {}
+    result = {}
     for path in _folders(folder):
         with _told(path):
             names = _names(path)
@@ -65,8 +66,8 @@ def unfinished_checkpoints(folder: Path) -> dict[str, tuple[int, ...]]:
             )
             numbers = sorted(int(match[1]) for match in map(CHECKPOINT_DATA.fullmatch, names) if match)
             if newer := tuple(number for number in numbers if number > newest):
-                found[path.name] = newer
-    return found
+                result[path.name] = newer
+    return result
 
 
 def clean_published(folder: Path, used: Iterable[tuple[str, str]]) -> int:
@@ -80,7 +81,7 @@ def clean_published(folder: Path, used: Iterable[tuple[str, str]]) -> int:
     files = dict(used)
     count = 0
     for path in _folders(folder):
-        if not _MODEL_FOLDER.fullmatch(path.name):
+        if not is_stored_name(path.name):
             continue
         with _told(path):
             names = _names(path)

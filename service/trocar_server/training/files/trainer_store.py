@@ -168,14 +168,14 @@ class TrainerStore:
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`, the folder cannot be read.
         """
-        found, unreadable = [], []
+        result, unreadable = [], []
         for trainer_id in sorted(self.ids()):
             one = self.look_at(trainer_id)
             if isinstance(one, UnreadableTrainer):
                 unreadable.append(one)
             elif one is not None:
-                found.append(one)
-        return sorted(found, key=lambda record: (record.created_at_s, record.trainer_id)), unreadable
+                result.append(one)
+        return sorted(result, key=lambda record: (record.created_at_s, record.trainer_id)), unreadable
 
     def look_at(self, trainer_id: str) -> TrainerRecord | UnreadableTrainer | None:
         """Return a trainer's record, or why it cannot be read; None while it is created or deleted."""

@@ -105,11 +105,11 @@ def build_augmentation(
     transforms = []
     for index, spec in enumerate(specs):
         field = f"augmentations[{index}] ({spec.name})"
-        found = list(_problems_of(spec))
-        if not found:
-            transform, found = _build(spec)
+        result = list(_problems_of(spec))
+        if not result:
+            transform, result = _build(spec)
             transforms.append(transform)
-        problems += [f"{field}: {problem}" for problem in found]
+        problems += [f"{field}: {problem}" for problem in result]
     augmentation = Augmentation(
         tuple(transforms),
         is_random=any(spec.name not in _STEADY for spec in specs),

@@ -20,6 +20,7 @@ from trocar_server.training.datasets.order import batch_count, padded_count
 from trocar_server.training.fit.augmentations import Augmentation, build_augmentation, torchvision_v2
 from trocar_server.training.fit.fit_data import Core, Reader, named_target
 from trocar_server.training.fit.metrics import Metrics, Task, build_metrics, torchmetrics_classification
+from trocar_server.training.fit.small_batches import single_sample_problems
 from trocar_server.training.fit.worker_check import worker_problems
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.losses.loss_function import NoLabelsError
@@ -105,6 +106,8 @@ def check_fit(
     separate = None if spec.eval_split else evaluation  # a part of one data set has its shapes and labels
     if separate is not None:
         _output_shape(core, separate, "eval_dataset_id", problems)
+    if shape is not None:
+        _note(problems, single_sample_problems(core, train, evaluation, spec))
     augmentation = _augmentation(core, train, spec, problems)
     question = _question(core)
     dim = core.class_dim(len(shape)) if shape is not None and len(shape) > 1 else 1
@@ -121,8 +124,8 @@ def check_fit(
     return FitParts(augmentation, metrics, target, _update_count(core, train, spec))
 
 
-def _note(problems: Problems, found: Iterator[tuple[str, str]]) -> None:
-    for field, message in found:
+def _note(problems: Problems, outcome: Iterator[tuple[str, str]]) -> None:
+    for field, message in outcome:
         problems.add(field, message)
 
 
@@ -151,7 +154,7 @@ def _size_problems(
 
 
 def _pair_problems(train: Reader, evaluation: Reader | None, spec: FitSpec) -> Iterator[tuple[str, str]]:
-    """Yield what would tear the pairs of `contrastive` apart, sample i and i + n / 2 of a batch of n."""
+    """Yield settings that would separate the pairs of `contrastive`: samples i and i + n / 2 of n."""
     what = "'contrastive' pairs the halves of a batch"
     if spec.shuffle:
         yield "shuffle", f"{what}; order the samples so, and set it to false"
@@ -213,10 +216,10 @@ def _augmentation(core: Core, train: Reader, spec: FitSpec, problems: Problems) 
     if spec.augmentations and not train.input_shape:
         problems.add("augmentations", "they change images, and the data set has none")
         return build_augmentation(())[0]
-    augmentation, found = build_augmentation(spec.augmentations, train.input_shape, spec.batch_size)
-    for problem in found:
+    augmentation, result = build_augmentation(spec.augmentations, train.input_shape, spec.batch_size)
+    for problem in result:
         problems.add("", problem)
-    if augmentation.is_geometric and len(train) and not found:
+    if augmentation.is_geometric and len(train) and not result:
         targets = train.batch(torch.arange(1)).targets
         images = [name for name, value in targets.items() if _is_image(value, train.input_shape)]
         if images:
@@ -245,22 +248,22 @@ def _label_problems(
         yield "eval_dataset_id", _other_classes(train.categories, evaluation.categories)
         return
     readers = {"dataset_id": train} | ({"eval_dataset_id": evaluation} if evaluation is not None else {})
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
     for field, reader in readers.items():
         labels = reader.labels(question.loss.target) if len(reader) else None
         if labels is None:
             return
-        found[field] = {label for label in labels if label != question.ignored}
-        wrong = sorted(label for label in found[field] if not 0 <= label < classes)
+        result[field] = {label for label in labels if label != question.ignored}
+        wrong = sorted(label for label in result[field] if not 0 <= label < classes)
         if wrong:
             yield field, f"labels {_shown(wrong)} are out of range: the model has classes 0 to {classes - 1}"
         if _are_bounds(labels):
             return
-        if not found[field]:
+        if not result[field]:
             yield field, f"all labels are {question.ignored}, which the loss ignores"
     if evaluation is None or _is_dense(evaluation, question):
         return
-    missing = sorted(found["dataset_id"] - found["eval_dataset_id"])
+    missing = sorted(result["dataset_id"] - result["eval_dataset_id"])
     if missing:
         yield (
             "eval_dataset_id",
@@ -301,8 +304,8 @@ def _metrics(
             )
         return build_metrics((), 0)[0]
     specs: tuple[MetricSpec, ...] = spec.metrics if classes else ()
-    metrics, found = build_metrics(specs, classes, question.task, question.ignored, class_dim)
-    for problem in found:
+    metrics, result = build_metrics(specs, classes, question.task, question.ignored, class_dim)
+    for problem in result:
         problems.add("", problem)
     return metrics
 

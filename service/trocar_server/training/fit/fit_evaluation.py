@@ -51,13 +51,13 @@ class Evaluation:
         """Evaluate one batch; return its number of samples."""
         assert self._reader is not None
         indices = self._batches[self._position]
-        found = caches.evaluate(indices, lambda batch: self._evaluate(batch, guard))
-        if found is None:
+        outcome = caches.evaluate(indices, lambda batch: self._evaluate(batch, guard))
+        if outcome is None:
             batch = self._reader.batch(indices)
             for others in self._batches[self._position + 1 : self._position + 2]:
                 caches.announce_evaluation(others)
-            found = self._evaluate(batch, guard)
-        result, target = found
+            outcome = self._evaluate(batch, guard)
+        result, target = outcome
         self._position += 1
         if result is None:
             return len(indices)

@@ -133,10 +133,10 @@ class DatasetSamples:
 
     def labels(self, target: str) -> Collection[int] | None:
         """Return the distinct values of a target; of very many only the smallest and the largest."""
-        found = self._target(target)
-        if found is None or found.low is None or found.high is None:
+        result = self._target(target)
+        if result is None or result.low is None or result.high is None:
             return None
-        return found.labels if found.labels is not None else (found.low, found.high)
+        return result.labels if result.labels is not None else (result.low, result.high)
 
     def close(self) -> None:
         """Stop the thread and close the files."""

@@ -54,7 +54,7 @@ from trocar_server.training.phases import (
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.spec.fit_validation import parse_fit_spec
 from trocar_server.training.trainer import Trainer
-from trocar_server.training.trainers import Trainers
+from trocar_server.training.trainers import TrainerListener, Trainers
 
 _STOP_WITHIN_S = 5.0
 """How long a stopping server waits for the current batch of a fit before it aborts it."""
@@ -100,6 +100,7 @@ class Fits:
         self._logs = EventLogs(folder, is_shared=is_shared)
         self._starting = asyncio.Lock()
         self._machine = Machine(FITS, FitsPhase.OPEN)
+        trainers.subscribe(TrainerListener(self.forget, self.let_go, self.resume_soon))
 
     async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
         """Begin a fit, and return the number of its first event.
@@ -250,7 +251,7 @@ class Fits:
                 return int(described["first_number"])
             if self._is_stopped:
                 raise _shutting_down()
-            trainer.check_free()
+            trainer.check_changeable()
             log = await self._logs.of(trainer.trainer_id)
             run = await self._make(trainer, spec, log, log.next_number, request_id)
             trainer.send(TrainerSignal.BEGIN_FIT)

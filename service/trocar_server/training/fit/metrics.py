@@ -146,11 +146,11 @@ def build_metrics(
     for index, spec in enumerate(specs):
         field = f"metrics[{index}] ({spec.name})"
         kind = _class_of(spec, task)
-        found = list(_problems_of(spec, kind, classes, task))
-        if not found:
-            member, found = _build(spec, kind, classes, task)
+        outcome = list(_problems_of(spec, kind, classes, task))
+        if not outcome:
+            member, outcome = _build(spec, kind, classes, task)
             members[_free_name(spec.name, members)] = member
-        problems += [f"{field}: {problem}" for problem in found]
+        problems += [f"{field}: {problem}" for problem in outcome]
     return Metrics(members, task, ignored_label, class_dim), problems
 
 

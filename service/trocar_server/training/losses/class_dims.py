@@ -15,14 +15,14 @@ from typing import TypeVar
 from torch import Tensor
 
 from trocar_server.surgery.axes.layout import Layout, class_dim_of, samples_dim_of
-from trocar_server.tensors.losses import LOSSES
+from trocar_server.tensors.losses import CLASS_WEIGHTS, LOSSES
 from trocar_server.training.spec.trainer_spec import LossSpec
 
 Size = TypeVar("Size")
 
 POSITIONS = 3
 """The rank from which on a value has positions beside samples and classes; below it nothing is moved."""
-_PER_CLASS = ("weight", "pos_weight")
+_PER_CLASS = (CLASS_WEIGHTS, "pos_weight")
 """Options of losses of single elements that are lists along the classes."""
 
 

@@ -102,6 +102,8 @@ class LossFunction:
             if layout not in self._fitting:
                 check_layout(spec, target, size, shape)
                 self._fits(layout)
+            if LOSSES[spec.name].further_targets:
+                further_targets(spec, target, targets)
             counts[index] = check_values(spec, target, shape, of_texts=self._of_texts)
         return counts
 
@@ -186,7 +188,8 @@ class LossFunction:
         other = converted(spec, target, value)
         if is_of_tokens:
             value, other = self._rows(spec.selector, raw, value, other, arguments)
-        return _computed(spec, value, other)
+        further = further_targets(spec, other, targets) if LOSSES[spec.name].further_targets else {}
+        return _computed(spec, value, other, further)
 
     def _rows(
         self, selector: str, raw: Tensor, value: Tensor, target: Tensor, arguments: Mapping[str, Any]
@@ -221,9 +224,9 @@ def main_output(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "out"):
-        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, Tensor):
-            return found
+        result = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(result, Tensor):
+            return result
     if isinstance(output, tuple | list) and len(output) == 1 and isinstance(output[0], Tensor):
         return output[0]
     raise ServiceError(
@@ -244,25 +247,57 @@ def _taught(spec: LossSpec, value: Tensor, taught: Tensor) -> Tensor:
     return other
 
 
-def _computed(spec: LossSpec, value: Tensor, target: Tensor) -> Tensor:
+def _computed(
+    spec: LossSpec, value: Tensor, target: Tensor, further: Mapping[str, Tensor] = _NO_TENSORS
+) -> Tensor:
     options: dict[str, Any] = dict(spec.options)
     for name in LOSSES[spec.name].layout_options:
         options.pop(name, None)
-    if spec.name == "kl_div":
-        return kl_div_of_logits(value, target, is_teacher=spec.teacher is not None, **options)
-    return LOSSES[spec.name].compute(value, target, **options)
+    if LOSSES[spec.name].compute is kl_div_of_logits:
+        options["is_teacher"] = spec.teacher is not None
+    return LOSSES[spec.name].compute(value, target, **further, **options)
 
 
 def _target(spec: LossSpec, targets: Mapping[str, Tensor]) -> Tensor:
     if spec.target in targets:
         return targets[spec.target]
-    if not spec.target and len(targets) == 1:
-        return next(iter(targets.values()))
+    own = [name for name in targets if name not in LOSSES[spec.name].further_targets]
+    if not spec.target and len(own) == 1:
+        return targets[own[0]]
     available = ", ".join(f"'{name}'" for name in targets) or "none"
     wanted = f"a target '{spec.target}'" if spec.target else "one target, or the name of a target"
     raise ServiceError(
         ErrorReason.TARGET_REJECTED, f"{spec.name} needs {wanted}; the batch has {available}", loss=spec.name
     )
+
+
+def further_targets(spec: LossSpec, labels: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the further targets of a loss, on the device of its labels.
+
+    Args:
+        spec: The loss.
+        labels: Its labels.
+        targets: Targets by name.
+
+    Raises:
+        ServiceError: `TARGET_REJECTED`, the first is missing, or one does not fit the labels.
+    """
+    named: dict[str, Tensor] = {}
+    for place, name in enumerate(LOSSES[spec.name].further_targets):
+        if name not in targets and place:
+            continue
+        if (given := targets.get(name)) is None:
+            raise _rejected(spec, f"comes with a target '{name}': a number for each label or sample")
+        fits = tuple(given.shape) == tuple(labels.shape) or (not place and given.shape == labels.shape[:1])
+        if not (given.is_floating_point() and fits and bool(torch.isfinite(given).all())):
+            shapes = f"{tuple(labels.shape)}" + ("" if place else f" or ({len(labels)},)")
+            raise _rejected(
+                spec,
+                f"comes with '{name}' of shape {tuple(given.shape)} and dtype {_dtype(given)}; it is finite "
+                f"real numbers of shape {shapes}",
+            )
+        named[name] = given.to(labels.device)
+    return named
 
 
 def _names(specs: Sequence[LossSpec]) -> tuple[str, ...]:
@@ -382,7 +417,10 @@ def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> int |
     is_counted = labels.ne(int(ignored) if isinstance(ignored, int) else -100)
     if target.dtype == torch.uint64:  # values over 2^63 became negative
         is_counted |= labels < 0
-    if spec.name == "causal_lm":  # nothing comes before the first token, so it is never predicted
+    if spec.name in (
+        "causal_lm",
+        "policy_gradient",
+    ):  # nothing comes before the first token, so it is never predicted
         is_counted[..., :1] = False
     labels = labels[is_counted]
     if not labels.numel():
@@ -415,9 +453,7 @@ def _check_probabilities(spec: LossSpec, target: Tensor, dim: int) -> None:
         target = target.exp()
     sums = target.double().sum(dim)
     if bool((target < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
-        raise _rejected(
-            spec, "is not a list of probabilities: each is at least 0, and those of a sample sum to 1"
-        )
+        raise _rejected(spec, "is not a list of probabilities: each is at least 0, and a sample's sum to 1")
 
 
 def _matches(shape: tuple[int, ...], known: Shape) -> bool:

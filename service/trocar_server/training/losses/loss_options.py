@@ -50,7 +50,7 @@ def _wrong(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...] | None)
         return "" if is_whole(value, -(1 << 53)) else "a whole number"
     if name == "label_smoothing":
         return "" if is_number(value) and 0 <= value <= 1 else "a number from 0 to 1"
-    if name in ("temperature", "delta", "scale"):
+    if name in ("temperature", "delta", "scale", "clip"):
         return "" if is_number(value) and value > 0 else "a positive number"
     if name == "b_to_i":
         return _wrong_classes(value, shape)
@@ -76,7 +76,7 @@ def _wrong_weights(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...]
     if value is None:
         return ""
     numbers = value if isinstance(value, list) else [value]
-    may_be_one = spec.name == "bce_with_logits"
+    may_be_one = name == "pos_weight"
     of_tokens, sizes = LOSSES[spec.name].of_tokens, () if shape is None else shape[1:]
     count = sizes[-1 if of_tokens else 0] if sizes else None
     # Where classes are in a value of three dimensions or more, its layout says, which is not known here.

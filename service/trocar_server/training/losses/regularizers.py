@@ -35,8 +35,8 @@ class Penalties:
         self._chosen: list[tuple[RegularizerSpec, list[Tensor]]] = []
         for index, spec in enumerate(specs):
             field = f"regularizers[{index}].parameters"
-            found = select_names(names, spec.parameters, field)
-            self._chosen.append((spec, [named_parameters[n] for n in found if n in named_parameters]))
+            result = select_names(names, spec.parameters, field)
+            self._chosen.append((spec, [named_parameters[n] for n in result if n in named_parameters]))
 
     def __call__(self) -> Tensor | None:
         """Return the sum over penalties of weight * sum of norms, over parameters in order."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.host.recordings import record_example
-from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.run.pass_errors import domain_errors
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for

@@ -104,17 +104,17 @@ def with_token_labels(
         ServiceError: `TARGET_REJECTED`, there are not as many labels as tokens or words, or a span is not in
             its text.
     """
-    found, ids = dict(targets), arguments[layout.argument]
+    token_labels, ids = dict(targets), arguments[layout.argument]
     assert isinstance(ids, Tensor)  # as every argument that a tokenizer makes
     for spec in losses:
         if not LOSSES[spec.name].of_tokens or spec.teacher is not None:
             continue
         name = spec.target if spec.target in targets or len(targets) != 1 else next(iter(targets))
         if name in targets:
-            found[name] = _laid_out(targets[name], layout, spec)
+            token_labels[name] = _laid_out(targets[name], layout, spec)
         elif spec.name == "causal_lm" and (spec.target or not targets):
-            found[name] = _counted(ids, layout, ignore_index(spec))
-    return found
+            token_labels[name] = _counted(ids, layout, ignore_index(spec))
+    return token_labels
 
 
 def ignore_index(spec: LossSpec) -> int:
@@ -137,8 +137,8 @@ def _laid_out(labels: Tensor, layout: TokenLayout, spec: LossSpec) -> Tensor:
     if not is_known or len(labels) != len(layout.samples):
         return labels
     labels, ignored = labels.to(torch.int64), ignore_index(spec)
-    found = labels.new_full((len(labels), layout.padded_length), ignored)
-    for index, (row, own) in enumerate(zip(found, labels, strict=True)):
+    laid_out = labels.new_full((len(labels), layout.padded_length), ignored)
+    for index, (row, own) in enumerate(zip(laid_out, labels, strict=True)):
         sample = _Sample(index, layout.entries[index], layout.samples[index], ignored, _following(spec))
         if are_spans:
             of_tokens = sample.of_words(sample.of_spans(own.tolist()))
@@ -147,7 +147,7 @@ def _laid_out(labels: Tensor, layout: TokenLayout, spec: LossSpec) -> Tensor:
         else:
             of_tokens = sample.given(own, sample.made.length, "token", is_cut=layout.is_cut)
         row[layout.span(sample.made.length)] = row.new_tensor(of_tokens)
-    return found
+    return laid_out
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,10 @@ class _Sample:
         is_over = not is_cut and bool(((rest != LEFT_OUT) & (rest != self.ignored)).any())
         if len(labels) < count or is_over:
             counted = (labels != LEFT_OUT).nonzero()
-            found = int(counted[-1]) + 1 if len(counted) else len(labels)
+            result = int(counted[-1]) + 1 if len(counted) else len(labels)
             specials = ", special tokens included," if what == "token" else ""
             raise self.rejected(
-                f"has {count} {what}s and labels for {found}; give one for each {what}{specials} and "
+                f"has {count} {what}s and labels for {result}; give one for each {what}{specials} and "
                 f"{LEFT_OUT} where none counts"
             )
         return labels[:count].masked_fill(labels[:count] == LEFT_OUT, self.ignored).tolist()
@@ -220,16 +220,16 @@ class _Sample:
             if word >= 0:
                 start, end = self.made.starts[place], self.made.ends[place]
                 ranges[word] = (min(start, ranges.get(word, (start, end))[0]), end)
-        found = [_span_at(*ranges.get(word, (0, 0)), wanted) for word in range(max(ranges, default=-1) + 1)]
+        result = [_span_at(*ranges.get(word, (0, 0)), wanted) for word in range(max(ranges, default=-1) + 1)]
         return [
             self._left_out(self.following.of_word(int(span[2])))
-            if word and span is not _NO_SPAN and found[word - 1] is span
+            if word and span is not _NO_SPAN and result[word - 1] is span
             else span[2]
-            for word, span in enumerate(found)
+            for word, span in enumerate(result)
         ]
 
     def _words(self) -> list[int]:
-        """Return the word of each token; -1 for special tokens, and those of the second text of a pair."""
+        """Return the word of each token; -1 for special tokens and for the second text of a pair."""
         if not self.made.words:
             what = (
                 "was sent as token ids" if self.entry.kind == "ids" else "has a tokenizer that tells no words"

@@ -75,10 +75,14 @@ def replace_head(module: nn.Module, spec: HeadSpec, seed: int, recording: Record
         return add_text_head(module, spec.of, lambda width: _new_layers(module, width, spec, seed))
     path = spec.path or find_head(module, recording)
     old = _module_at(module, path)
+    every = module.named_modules(remove_duplicate=False)
+    places: list[str] = [place for place, part in every if part is old]
+    path = places[0]
     new = _made(module, old, spec, seed, path, recording)
     new.train(old.training)
-    parent, _, name = path.rpartition(".")
-    setattr(module.get_submodule(parent), name, new)
+    for place in places:
+        parent, _, name = place.rpartition(".")
+        setattr(module.get_submodule(parent), name, new)
     return path
 
 
@@ -167,10 +171,14 @@ def _is_layer(part: nn.Module) -> bool:
 
 def _tied_to(module: nn.Module, path: str) -> str:
     """Return another name of one of the head's weights; empty if none are tied."""
-    own = {id(parameter) for parameter in module.get_submodule(path).parameters()}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in own and not name.startswith(f"{path}."):
-            return name
+    head = module.get_submodule(path)
+    own, inside = {id(parameter) for parameter in head.parameters()}, {id(part) for part in head.modules()}
+    for owner, part in module.named_modules():
+        if id(part) in inside:
+            continue
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in own:
+                return f"{owner}.{name}".removeprefix(".")
     return ""
 
 

@@ -253,5 +253,5 @@ def peft_library() -> Any:
 
 
 def _invalid(message: str, field: str = "") -> ServiceError:
-    where = f"adapter.{field}" if field else "adapter"
+    where = f"lora.{field}" if field else "lora"
     return ServiceError(ErrorReason.TRAINER_INVALID, f"{where}: {message}")

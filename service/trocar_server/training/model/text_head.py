@@ -70,9 +70,9 @@ def _forward_with_head(own: type[nn.Module], of: Of) -> Callable[..., dict[str, 
 def _vector(module: Any, outputs: Mapping[str, Any], mask: Tensor | None) -> Tensor:
     """Return the vector of each text; see Note: [The vector of a text]."""
     for name in (OUTPUT, "pooler_output"):
-        found = outputs.get(name)
-        if isinstance(found, Tensor):
-            return found
+        output = outputs.get(name)
+        if isinstance(output, Tensor):
+            return output
     values = outputs["last_hidden_state"]
     if mask is None:
         mask = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)

@@ -80,30 +80,31 @@ def select_parameters(
 
 def select_names(names: Names, selectors: Sequence[str], field: str) -> tuple[str, ...]:
     """As `select_parameters`, on a set of names."""
-    found: set[str] = set()
+    result: set[str] = set()
     for index, text in enumerate(selectors):
-        found |= match_parameters(names, text, f"{field}[{index}]")
-    return tuple(name for name, first in names.parameters.items() if name == first and name in found)
+        result |= match_parameters(names, text, f"{field}[{index}]")
+    return tuple(name for name, first in names.parameters.items() if name == first and name in result)
 
 
 def select_modules(
     module: nn.Module, selectors: Sequence[str], field: str, stages: Mapping[str, str] = NO_STAGES
 ) -> tuple[str, ...]:
-    """Return the paths of the selected modules, in the order of `named_modules`.
+    """Return the paths of the selected modules, in the order of `named_modules`: of each the first.
 
     Raises:
         ServiceError: A selector matches no module (`UNKNOWN_MODULE`) or is malformed (`INVALID_SELECTOR`).
     """
     names = Names.of_module(module, stages)
-    found: set[str] = set()
+    result: set[str] = set()
     for index, text in enumerate(selectors):
         where = f"{field}[{index}]"
         selector = _parse(text, names, where)
         matched = _modules(names, selector)
         if selector.parameter is not None or not matched:
             raise _no_match(where, text, ErrorReason.UNKNOWN_MODULE, "module", names.modules)
-        found |= matched
-    return tuple(path for path, _ in module.named_modules() if path in found)
+        result |= matched
+    chosen = {id(part) for path, part in module.named_modules(remove_duplicate=False) if path in result}
+    return tuple(path for path, part in module.named_modules() if id(part) in chosen)
 
 
 def match_parameters(names: Names, text: str, field: str) -> frozenset[str]:
@@ -114,7 +115,7 @@ def match_parameters(names: Names, text: str, field: str) -> frozenset[str]:
     """
     selector = _parse(text, names, field)
     own = selector.parameter
-    found: set[str] = set()
+    result: set[str] = set()
     modules = _modules(names, selector)
     for name, first in names.parameters.items():
         path, _, last = name.rpartition(".")
@@ -124,9 +125,9 @@ def match_parameters(names: Names, text: str, field: str) -> frozenset[str]:
             is_name = selector.type_name is None and selector.matches_path(name)
             is_meant = is_name or _is_inside(path, modules)
         if is_meant:
-            found.add(first)
-    if found:
-        return frozenset(found)
+            result.add(first)
+    if result:
+        return frozenset(result)
     if modules:
         raise ServiceError(
             ErrorReason.UNKNOWN_PARAMETER,
@@ -155,7 +156,12 @@ def _parse(text: str, names: Names, field: str) -> Selector:
             selector = parse_selector(names.stages[selector.path])
     except ServiceError as error:
         raise ServiceError(error.reason, f"{field}: {error.message}", **error.details) from None
-    is_of_pass = selector.call is not None or selector.order is not None or bool(selector.picks)
+    is_of_pass = (
+        selector.call is not None
+        or selector.order is not None
+        or bool(selector.picks)
+        or selector.is_every_stage
+    )
     has_port = selector.is_gradient or selector.port != "out" or text.endswith("/out")
     is_port = selector.parameter is None and has_port
     if selector.kind in ("fx", "fn") or is_of_pass or is_port:

@@ -42,8 +42,8 @@ def make_tree(
     written = {id(known[name]) for name in base.pristine.written}
     if spec.head is not None:
         head = replace_head(tree, spec.head, spec.seed, record())
-    if spec.adapter is not None:
-        add_lora(tree, spec.adapter, spec.seed, head or "")
+    if spec.lora is not None:
+        add_lora(tree, spec.lora, spec.seed, head or "")
     stages = stages_for(base)
     trained = trained_names(tree, spec, head, stages)
     parameters = dict(tree.named_parameters())
@@ -70,12 +70,12 @@ def _kept_in_train_mode(base: HostedModel) -> frozenset[str]:
 def trained_names(
     module: nn.Module, spec: TrainerSpec, head: str | None, stages: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the names of the trained parameters: with an adapter, its own and those of a new head.
+    """Return the names of the trained parameters: with an adapter, its own and a new head's.
 
     Raises:
         ServiceError: See `select_parameters`.
     """
-    if spec.adapter is None:
+    if spec.lora is None:
         return trained_parameters(module, spec.trainable, head, stages)
     adapters, inside = set(lora_names(module)), None if head is None else f"{head}."
     return tuple(
@@ -118,6 +118,9 @@ def hosted_view(
         parameter_count=sum(parameter.numel() for parameter in shown.parameters()),
         byte_count=count_bytes(chain(shown.parameters(), shown.buffers())),
         known_pristine=Pristine(
-            shown, written, is_stateful=base.pristine.is_stateful, copies_parameters=averages is None
+            shown,
+            written,
+            is_stateful=base.pristine.is_stateful or base.pristine.keeps_tensors,
+            copies_parameters=averages is None,
         ),
     )

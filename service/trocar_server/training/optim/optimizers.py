@@ -72,12 +72,12 @@ def parameter_groups(
     groups: list[dict[str, Any]] = []
     for index, group in enumerate(spec.groups):
         field = f"optimizer.groups[{index}].parameters"
-        found: Sequence[str] = ()
+        result: Sequence[str] = ()
         with problems.noting(field):
-            found = select_names(names, group.parameters, field)
-            if not any(name in rest for name in found):
+            result = select_names(names, group.parameters, field)
+            if not any(name in rest for name in result):
                 problems.add(field, "all of its parameters are frozen or in an earlier group; leave it out")
-        taken = [rest.pop(name) for name in named if name in found and name in rest]
+        taken = [rest.pop(name) for name in named if name in result and name in rest]
         groups.append({"params": taken, **_for_torch(group.options)})
     return [*groups, {"params": list(rest.values())}] if rest else groups
 

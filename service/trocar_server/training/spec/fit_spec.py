@@ -1,4 +1,4 @@
-"""Fit spec, as a client sends it; the fields are those of `fit.proto`, by the same names."""
+"""Fit spec, as a client sends it; with the fields of `fit.proto`, by the same names."""
 
 from typing import Annotated, Literal
 

@@ -95,12 +95,13 @@ class LossSpec(SpecPart):
         "l2_norm",
         "token_cross_entropy",
         "causal_lm",
+        "policy_gradient",
         "contrastive",
         "contrastive_logits",
     ]
     """torch's loss; `l1_norm` and `l2_norm` are the mean absolute and the mean squared value, without a
-    target. `token_cross_entropy` and `causal_lm` take logits (batch, tokens, classes), `contrastive` vectors
-    whose halves are pairs, `contrastive_logits` scores (n, n): see `tensors.losses`."""
+    target. `token_cross_entropy`, `causal_lm` and `policy_gradient` take logits (batch, tokens, classes),
+    `contrastive` vectors whose halves are pairs, `contrastive_logits` scores (n, n): see `tensors.losses`."""
     weight: Finite = 1.0
     """Factor in the sum."""
     selector: str = ""
@@ -112,8 +113,8 @@ class LossSpec(SpecPart):
     """A teacher to compare with instead of a target. With `kl_div` both are logits, divided by the option
     `temperature`; the loss is multiplied by its square."""
     options: Options = {}
-    """torch's own: `label_smoothing`, `weight` (a list, per class), `ignore_index`, `pos_weight`,
-    `delta`, ..."""
+    """torch's own: `label_smoothing`, `ignore_index`, `pos_weight`, `delta`, ...; `class_weights` (a list) is
+    its `weight`."""
 
 
 class RegularizerSpec(SpecPart):
@@ -164,19 +165,17 @@ class ScheduleSpec(SpecPart):
     """Initial factor of the warm-up."""
 
 
-class GradientRuleSpec(SpecPart):
+class GradientEditSpec(SpecPart):
     """A declared change to gradients; rules apply in the order of the list."""
 
     selector: str
     """Parameters (`fc.*`, `layer4`, `fc.bias`), or the gradient at a value of the pass
     (`layer4/grad_out`)."""
-    name: Literal[
-        "clamp", "scale", "zero", "noise", "nan_to_num", "norm_limit", "clip_norm_of_all", "zero_if"
-    ]
-    """`clamp` (`low`, `high`), `scale` (`factor`), `zero`, `noise` (`std`), `nan_to_num` (`nan`, `posinf`,
-    `neginf`), `norm_limit` (`limit`: the maximum Euclidean norm of each tensor). Over the set of all selected
-    parameters: `clip_norm_of_all` (`limit`: the maximum norm of all together), `zero_if` (`above`, `below`:
-    that norm; `nonfinite`: true; `mode`: `all` or `any`)."""
+    name: Literal["clamp", "scale", "zero", "noise", "nan_to_num", "normalise", "clip_norm_of_all", "zero_if"]
+    """`clamp` (`low`, `high`), `scale` (`factor`), `zero`, `noise` (`scale`), `nan_to_num` (`nan`, `posinf`,
+    `neginf`), `normalise` (`max_norm`: the maximum Euclidean norm of each tensor). Over the set of all
+    selected parameters: `clip_norm_of_all` (`max_norm`: the maximum norm of all together), `zero_if`
+    (`above`, `below`: that norm; `nonfinite`: true; `mode`: `all` or `any`)."""
     options: Options = {}
     """Options as listed above."""
     selectors: Selectors = ()
@@ -222,7 +221,7 @@ class TrainerSpec(SpecPart):
     """The optimizer."""
     schedule: ScheduleSpec = ScheduleSpec()
     """The learning rate schedule."""
-    gradient_rules: tuple[GradientRuleSpec, ...] = ()
+    gradient_edits: tuple[GradientEditSpec, ...] = ()
     """Changes to gradients, before they are accumulated."""
     clip_norm: Positive | None = None
     """The maximum norm of all gradients together, after the rules, before the update (`clip_grad_norm_`)."""
@@ -243,7 +242,7 @@ class TrainerSpec(SpecPart):
     """Handling of a step with a non-finite loss or gradient; either way it is rolled back."""
     saved_tensors: SavedTensorsSpec = SavedTensorsSpec()
     """Storage of saved tensors."""
-    adapter: LoraSpec | None = None
+    lora: LoraSpec | None = None
     """LoRA layers, which are trained in place of the model's parameters; none when None."""
     ttl_s: float = Field(default=0, ge=0, allow_inf_nan=False)
     """Seconds after its last use until it is closed; 0 for the server's limit."""

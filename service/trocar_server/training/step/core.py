@@ -331,7 +331,7 @@ class TrainerCore:
         return tensors, adapter_config(self.module, spec, self.spec.model_id, self.head_path)
 
     def load_adapter(self, data: bytes) -> None:
-        """Replace the weights of the adapter and of a new head by those of a file of PEFT.
+        """Replace the weights of the adapter and of a new head by a PEFT file's.
 
         Raises:
             ServiceError: `TRAINER_INVALID`, there is no adapter, or it does not fit; nothing is changed.
@@ -339,10 +339,10 @@ class TrainerCore:
         """
         self.check_usable()
         self._lora()
-        found = read_adapter(data, self._trained)
+        outcome = read_adapter(data, self._trained)
         averages = self._updater.averages
         with torch.no_grad():
-            for name, tensor in found.items():
+            for name, tensor in outcome.items():
                 self._trained[name].copy_(tensor)
                 if averages is not None:
                     averages.masters[name].copy_(tensor)
@@ -350,9 +350,9 @@ class TrainerCore:
                 averages.round()
 
     def _lora(self) -> LoraSpec:
-        if self.spec.adapter is None:
+        if self.spec.lora is None:
             raise ServiceError(ErrorReason.TRAINER_INVALID, "the trainer has no adapter; create it with one")
-        return self.spec.adapter
+        return self.spec.lora
 
     def close(self) -> None:
         """Release the trainer's resources beside its memory; no more steps follow."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.run.pass_errors import domain_errors
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.spool import SavedTensorChangedError, SpoolError, SpoolFullError
@@ -64,12 +64,12 @@ class BufferBackup:
             ServiceError: `INPUT_REJECTED`, the replacement has another shape.
         """
         for owner, name, tensor in self.places:
-            found = owner[name]
+            result = owner[name]
             if tensor.requires_grad:  # written to by a pass with gradients
                 tensor.detach_()
-            if found is tensor:
+            if result is tensor:
                 continue
-            tensor.copy_(check_replacement(name, tensor, found).detach())
+            tensor.copy_(check_replacement(name, tensor, result).detach())
             owner[name] = tensor
 
 
@@ -84,19 +84,19 @@ def buffer_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str
     ]
 
 
-def check_replacement(name: str, tensor: Tensor, found: Tensor | None) -> Tensor:
+def check_replacement(name: str, tensor: Tensor, outcome: Tensor | None) -> Tensor:
     """Return what a pass has put in the place of a buffer.
 
     Raises:
         ServiceError: `INPUT_REJECTED`, it has another shape.
     """
-    if found is None or found.shape != tensor.shape:
+    if outcome is None or outcome.shape != tensor.shape:
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
             f"the model replaces its buffer '{name}' by one of another shape; a trainer needs buffers of "
             "constant shape",
         )
-    return found
+    return outcome
 
 
 _CPU_GENERATOR = threading.RLock()
@@ -190,7 +190,7 @@ class GradientAccumulator:
             self._saved = []
 
     def add(self) -> None:
-        """Add the earlier gradients to those of the pass."""
+        """Add the earlier gradients to the pass's."""
         ours, theirs = [], []
         for parameter, saved in zip(self._parameters, self._saved, strict=True):
             if parameter.grad is None:
@@ -203,11 +203,11 @@ class GradientAccumulator:
 
     def present(self) -> list[Tensor]:
         """Return the gradients that are present."""
-        found = []
+        result = []
         for parameter in self._parameters:
             if parameter.grad is not None:
-                found.append(parameter.grad)
-        return found
+                result.append(parameter.grad)
+        return result
 
     def clear(self) -> None:
         """Free all gradients."""
@@ -272,7 +272,7 @@ def not_finite(what: str) -> ServiceError:
     return ServiceError(
         ErrorReason.NON_FINITE_STEP,
         f"{what} is not finite; the trainer is as before this step: use a smaller learning rate, "
-        "`clip_norm` or a gradient rule, or `on_nonfinite` 'skip'",
+        "`clip_norm` or a gradient edit, or `on_nonfinite` 'skip'",
     )
 
 

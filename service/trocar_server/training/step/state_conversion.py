@@ -56,8 +56,8 @@ def write_state(parts: StateParts, counts: Mapping[str, int]) -> TrainerState:
     """Return the state of the parts, as copies in host memory."""
     tensors = {
         f"{kind}/{name}": tensor.detach().to("cpu", copy=True)
-        for kind, found in parts.live().items()
-        for name, tensor in found.items()
+        for kind, result in parts.live().items()
+        for name, tensor in result.items()
     }
     for name, parameter in parts.trained.items():
         if parameter.grad is not None:
@@ -82,7 +82,7 @@ def read_state(parts: StateParts, state: TrainerState, names: Sequence[str]) -> 
     if facts.get("version") != _VERSION or not isinstance(counts, dict) or counts.keys() != set(names):
         raise damaged("it was written by another version")
     live = parts.live()
-    found = {kind: check_tensors(tensors, kind, own) for kind, own in live.items()}
+    result = {kind: check_tensors(tensors, kind, own) for kind, own in live.items()}
     gradients = {
         name: tensors[f"gradients/{name}"] for name in parts.trained if f"gradients/{name}" in tensors
     }
@@ -97,7 +97,7 @@ def read_state(parts: StateParts, state: TrainerState, names: Sequence[str]) -> 
     with torch.no_grad():
         for kind, own in live.items():
             for name, tensor in own.items():
-                tensor.copy_(found[kind][name])
+                tensor.copy_(result[kind][name])
         if parts.updater.averages is not None:
             parts.updater.averages.round()
     for name, parameter in parts.trained.items():

@@ -17,7 +17,7 @@ class StepResult:
         learning_rates: Rates of the parameter groups, as used by the update or, without one, by the next.
         gradient_norm: The Euclidean norm of all gradients that were accumulated so far, after the rules and
             before `clip_norm`; NaN if gradients are freed during the pass.
-        changed: How many elements each gradient rule changed, by its position.
+        changed: How many elements each gradient edit changed, by its position.
         is_update: Whether weights were changed.
         is_skipped: Whether the loss or a gradient was not finite and the batch was rolled back.
         sample_count: Samples of the batch.

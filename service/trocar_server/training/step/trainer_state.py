@@ -117,13 +117,13 @@ def unpack_optimizer(
     states: dict[Tensor, dict[str, Any]] = {}
     if not isinstance(packed, dict):
         raise damaged("no optimizer")
-    found, groups = packed.get("states"), packed.get("groups")
-    if not isinstance(found, dict) or not isinstance(groups, list):
+    result, groups = packed.get("states"), packed.get("groups")
+    if not isinstance(result, dict) or not isinstance(groups, list):
         raise damaged("no optimizer")
     by_name = {names[id(parameter)]: parameter for parameter in _parameters(optimizer)}
-    if found.keys() - by_name.keys() or len(groups) != len(optimizer.param_groups):
+    if result.keys() - by_name.keys() or len(groups) != len(optimizer.param_groups):
         raise damaged("it has a different optimizer")
-    for name, value in found.items():
+    for name, value in result.items():
         parameter = by_name[name]
         states[parameter] = _on_device(unpack(value, tensors), parameter.device)
     return states, [unpack(group, tensors) for group in groups]
@@ -149,14 +149,14 @@ def check_tensors(given: Mapping[str, Tensor], kind: str, own: Mapping[str, Tens
         ServiceError: `CHECKPOINT_CORRUPT`, names, shapes or dtypes differ.
     """
     prefix = f"{kind}/"
-    found = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
-    if found.keys() != own.keys():
-        name = sorted(found.keys() ^ own.keys())[0]
+    result = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+    if result.keys() != own.keys():
+        name = sorted(result.keys() ^ own.keys())[0]
         raise damaged(f"'{name}' of its {kind} is missing in one of the two")
     for name, tensor in own.items():
-        if found[name].shape != tensor.shape or found[name].dtype != tensor.dtype:
+        if result[name].shape != tensor.shape or result[name].dtype != tensor.dtype:
             raise damaged(f"'{name}' of its {kind} has another shape or dtype")
-    return found
+    return result
 
 
 def damaged(why: str) -> ServiceError:

@@ -31,7 +31,7 @@ from trocar_server.surgery import (
     named_arguments,
     recurrent_layers,
 )
-from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
+from trocar_server.surgery.sessions.gradient_edits import GradientEdit, GradientEditSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.losses.batch import Batch
@@ -48,7 +48,7 @@ from trocar_server.training.step.activation_checkpointing import (
     activation_checkpointing,
     models_own_checkpointing,
 )
-from trocar_server.training.step.gradient_rule_targets import make_rules
+from trocar_server.training.step.gradient_edit_targets import make_rules
 from trocar_server.training.step.in_backward import NonFiniteError
 from trocar_server.training.step.rollback import BufferBackup, check_replacement
 from trocar_server.training.step.saved_tensors import SavedTensors
@@ -107,9 +107,9 @@ class TrainingPass:
         self._loss_taps = LossTaps(self._loss.selectors, record) if self._loss.selectors else None
         self._autocast = autocasting(spec.precision, hosted.device)
         self._teachers = make_teachers(self._loss.teachers, teachers)
-        self._rules: tuple[GradientRule, ...] = ()
-        if spec.gradient_rules:
-            self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
+        self._rules: tuple[GradientEdit, ...] = ()
+        if spec.gradient_edits:
+            self._rules = _copying(make_rules(spec.gradient_edits, module, record(), tuple(trained)))
         attached = _attached(self._rules, self._loss_taps)
         self._no_reruns = NoReruns(module, attached) if attached else None
         self._of_batches = _late(self._rules, "batch")
@@ -125,7 +125,7 @@ class TrainingPass:
         """Run a batch forward and backward.
 
         Returns:
-            The loss, and the number of elements that each gradient rule changed.
+            The loss, and the number of elements that each gradient edit changed.
 
         Raises:
             NonFiniteError: The loss is not finite, or there is none, as all labels are ignored, and the
@@ -145,7 +145,7 @@ class TrainingPass:
             contexts.enter_context(self._guarded.asking(guard))
             if self._no_reruns is not None:
                 contexts.enter_context(self._no_reruns)
-            rules = GradientRuleSession(self._module, self._rules) if self._rules else None
+            rules = GradientEditSession(self._module, self._rules) if self._rules else None
             if rules is not None:
                 contexts.enter_context(rules)
             with self._saved.forward() if self._saved.is_used else nullcontext():
@@ -258,7 +258,7 @@ class _Shapes:
                 )
 
     def of_batch(self, batch: Batch) -> Mapping[int, Shape]:
-        """Return the shapes for a batch; image sizes only if equal to those of the recorded pass."""
+        """Return the shapes for a batch; image sizes only if equal to the recorded pass's."""
         first = next(iter((*batch.args, *batch.kwargs.values())), None)
         return self._cached_shapes[isinstance(first, Tensor) and tuple(first.shape[1:]) == self._input_shape]
 
@@ -273,20 +273,20 @@ def _varying_sizes(signature: InputSignature) -> frozenset[int]:
     )
 
 
-def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:
+def _copying(rules: Sequence[GradientEdit]) -> tuple[GradientEdit, ...]:
     """Let rules copy where needed: train mode has more in-place writes than a recorded pass."""
     return tuple(
         replace(rule, targets=tuple(replace(target, clone=True) for target in rule.targets)) for rule in rules
     )
 
 
-def _attached(rules: Sequence[GradientRule], taps: LossTaps | None) -> frozenset[str]:
+def _attached(rules: Sequence[GradientEdit], taps: LossTaps | None) -> frozenset[str]:
     """Return the paths of the modules at whose values there are rules or losses."""
     of_rules = {target.path for rule in rules for target in rule.targets}
     return frozenset(of_rules) | (taps.paths if taps is not None else frozenset())
 
 
-def _late(rules: Sequence[GradientRule], when: str) -> dict[int, tuple[SetChange, tuple[str, ...]]]:
+def _late(rules: Sequence[GradientEdit], when: str) -> dict[int, tuple[SetChange, tuple[str, ...]]]:
     """Return the change and the parameters, by position, of the rules that act after the backward pass."""
     return {
         index: (rule.late, rule.parameters)

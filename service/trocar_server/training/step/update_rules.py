@@ -108,7 +108,7 @@ class Updater:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
 
     def update(self, closure: Callable[[], float] | None = None) -> None:
-        """Update the weights by the present gradients, or by those of the closure; then `finish`."""
+        """Update the weights by the present gradients, or by the closure's; then `finish`."""
         if closure is None:
             self.optimizer.step()
         else:
@@ -128,7 +128,7 @@ class Taken:
 
     Attributes:
         scores: Its loss.
-        changed: How many elements each gradient rule changed.
+        changed: How many elements each gradient edit changed.
         norm: Norm of the gradients; None if they are freed during the pass.
     """
 

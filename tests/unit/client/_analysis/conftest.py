@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.client._analysis.fake_client import AsyncFakeClient, FakeClient, FakeModels
-from trocar._async.analyses import AsyncAnalyses
-from trocar._sync.analyses import Analyses
+from trocar._async.analysis.analyses import AsyncAnalyses
+from trocar._sync.analysis.analyses import Analyses
 
 Analyse = Callable[..., Any]
 

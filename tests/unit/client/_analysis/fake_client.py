@@ -7,18 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from trocar import (
-    BatchResult,
-    ExtractionPlan,
-    FeatureMapInfo,
-    FeatureMaps,
-    InvalidArgumentError,
-    ServerTiming,
-    Statistics,
-    Tap,
-    UnknownModuleError,
-)
+from trocar import BatchResult, ExtractionPlan, FeatureMapInfo, FeatureMaps, ServerTiming, Statistics, Tap
+from trocar._base.call_options import CallOptions
 from trocar._base.tensors import Array
+from trocar.errors import InvalidArgumentError, UnknownModuleError
 
 Function = Callable[[Array], Array]
 EXAMPLE = (1, 3, 4, 4)
@@ -212,7 +204,7 @@ class FakeClient:
         *,
         running_statistics: bool = False,
         edits: tuple[()] = (),
-        numerics: str | None = None,
+        options: CallOptions | None = None,
     ) -> FakeStream:
         self.fake.streams.append((model_id, tuple(taps)))
         return FakeStream(self.fake, model_id, batches, taps)

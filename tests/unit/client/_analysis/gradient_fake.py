@@ -7,17 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trocar import (
-    ExtractionPlan,
-    FeatureMapInfo,
-    FeatureMaps,
-    ServerTiming,
-    Statistics,
-    Tap,
-    UnknownModuleError,
-    UnknownParameterError,
-)
+from trocar import ExtractionPlan, FeatureMapInfo, FeatureMaps, ServerTiming, Statistics, Tap
 from trocar._base.tensors import Array
+from trocar.errors import UnknownModuleError, UnknownParameterError
 
 
 @dataclass

@@ -129,8 +129,8 @@ def test_batches_of_files_are_named_by_these(folder: Path) -> None:
 
 
 def test_the_image_that_failed_is_named_by_its_file(folder: Path) -> None:
-    error = trocar.InvalidImageError("image 1: no image", details={"image": "1"})
-    with pytest.raises(trocar.InvalidImageError) as caught:
+    error = trocar.errors.InvalidImageError("image 1: no image", details={"image": "1"})
+    with pytest.raises(trocar.errors.InvalidImageError) as caught:
         unwrapped(trocar.BatchResult(0, None, error), batches_of(folder, 2), "m")
     first, second = folder / "a.JPG", folder / "b/d.webp"
     assert caught.value.__notes__ == [f"in samples 0 to 1 ({first} to {second}), m; image 1 is {second}"]
@@ -140,8 +140,8 @@ def test_the_image_that_failed_is_named_by_its_file(folder: Path) -> None:
 def test_an_error_that_names_no_image_of_the_batch_names_the_batch(
     folder: Path, details: dict[str, str]
 ) -> None:
-    result = trocar.BatchResult(0, None, trocar.InvalidImageError("no image", details=details))
-    with pytest.raises(trocar.InvalidImageError) as caught:
+    result = trocar.BatchResult(0, None, trocar.errors.InvalidImageError("no image", details=details))
+    with pytest.raises(trocar.errors.InvalidImageError) as caught:
         unwrapped(result, batches_of(folder, 2), "m")
     assert caught.value.__notes__[0].endswith(", m")
 

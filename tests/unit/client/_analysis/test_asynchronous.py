@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.client._analysis.fake_client import AsyncFakeClient, FakeModels
-from trocar._async.analyses import AsyncAnalyses
+from trocar._async.analysis.analyses import AsyncAnalyses
 from trocar._base.tensors import Array
 
 MODELS = {"m": {"x": lambda batch: batch * 2, "y": lambda batch: batch + 1}}

@@ -155,14 +155,14 @@ def test_nan_on_one_side_diverges_and_is_counted(analyse: Analyse) -> None:
 
 
 def test_an_unknown_module_says_of_which_model(analyse: Analyse) -> None:
-    with pytest.raises(trocar.UnknownModuleError) as caught:
+    with pytest.raises(trocar.errors.UnknownModuleError) as caught:
         analyse(FakeModels(MODELS), "diff", "a", "b", images(), "only_a")
     assert caught.value.__notes__ == ["of b"]
 
 
 def test_a_batch_that_fails_says_which_of_which_model(analyse: Analyse) -> None:
-    fake = FakeModels(MODELS, failing={("b", 1): trocar.InputRejectedError("too small")})
-    with pytest.raises(trocar.InputRejectedError) as caught:
+    fake = FakeModels(MODELS, failing={("b", 1): trocar.errors.InputRejectedError("too small")})
+    with pytest.raises(trocar.errors.InputRejectedError) as caught:
         analyse(fake, "diff", "a", "b", images(), "conv", batch_size=4)
     assert caught.value.__notes__ == ["in samples 4 to 7, b"]
 

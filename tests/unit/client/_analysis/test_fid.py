@@ -133,8 +133,8 @@ def test_a_batch_size_that_is_none_is_refused(analyse: Analyse, batch_size: obje
 
 
 def test_a_batch_that_fails_is_named(analyse: Analyse) -> None:
-    fake = FakeModels(FAKE, failing={("inception", 1): trocar.InvalidImageError("it is damaged")})
-    with pytest.raises(trocar.InvalidImageError) as caught:
+    fake = FakeModels(FAKE, failing={("inception", 1): trocar.errors.InvalidImageError("it is damaged")})
+    with pytest.raises(trocar.errors.InvalidImageError) as caught:
         analyse(fake, "fid", "inception", images(20, 0), images(20, 0), batch_size=8)
     assert caught.value.__notes__ == ["in samples 8 to 15, inception"]
 

@@ -14,9 +14,9 @@ import pytest
 import trocar
 from tests.unit.client._analysis.gradient_fake import AsyncFakeGradients, FakeGradients
 from trocar import Health, HealthRow
-from trocar._async.analyses import AsyncAnalyses
+from trocar._async.analysis.analyses import AsyncAnalyses
 from trocar._base.tensors import Array
-from trocar._sync.analyses import Analyses
+from trocar._sync.analysis.analyses import Analyses
 
 Report = Callable[..., Health]
 OF = trocar.loss("cross_entropy", [0, 1])
@@ -124,7 +124,7 @@ def test_a_model_with_buffers_alone_has_a_report(report: Report) -> None:
 
 
 def test_what_else_is_unknown_is_raised(report: Report) -> None:
-    with pytest.raises(trocar.UnknownModuleError, match="layer9"):
+    with pytest.raises(trocar.errors.UnknownModuleError, match="layer9"):
         report(healthy(), at="layer9")
 
 

@@ -19,7 +19,7 @@ from trocar._attribution.attribution_inputs import baseline_array
     [
         ("salienzy", {}, ValueError, "nearest: saliency"),
         ("saliency", {"steps": 5}, TypeError, "saliency has no option 'steps'; available: abs"),
-        ("input_x_gradient", {"steps": 5}, TypeError, "available: none"),
+        ("input_x_gradient", {"steps": 5}, TypeError, "none is available"),
         ("integrated_gradients", {"steps": 0}, ValueError, "steps"),
         ("integrated_gradients", {"steps": 2.5}, TypeError, "steps"),
         ("integrated_gradients", {"at": "conv"}, ValueError, "is not used"),
@@ -30,7 +30,7 @@ from trocar._attribution.attribution_inputs import baseline_array
         ("integrated_gradients", {"of": trocar.value("/out"), "delta": True}, ValueError, "delta needs"),
         ("occlusion", {"of": trocar.value("/out")}, ValueError, "occlusion needs"),
         ("occlusion", {"window": 99}, ValueError, "larger"),
-        ("smoothgrad", {"over": "grad_cam"}, ValueError, "over="),
+        ("smoothgrad", {"over": "grad_cam"}, ValueError, "over must be one of"),
         ("smoothgrad", {"samples": 0}, ValueError, "samples"),
         ("smoothgrad", {"sigma": -1.0}, ValueError, "sigma"),
         ("smoothgrad", {"sigma": np.inf}, ValueError, "sigma"),

@@ -13,7 +13,7 @@ from torchvision.transforms import functional
 
 import trocar
 from trocar import Preprocessing
-from trocar._attribution.heat_map_pictures import crop_box, image_pixels, input_pixels
+from trocar._attribution.image_pixels import crop_box, image_pixels, input_pixels
 from trocar._attribution.scaling import resized
 from trocar._base.tensors import Array
 

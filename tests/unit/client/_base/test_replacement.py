@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trocar._base import replacement as module
-from trocar._base.replacement import replacement, write_file
+from trocar._base.replacement import folder_replacement, open_replacement, replacement, write_file
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_a_durable_file_is_synced_before_it_has_its_name_and_its_folder_after(
 ) -> None:
     seen: list[tuple[bool, bool]] = []
     target = tmp_path / "f"
-    monkeypatch.setattr(module, "sync", lambda path: seen.append((path == tmp_path, target.exists())))
+    monkeypatch.setattr(module, "_sync", lambda path: seen.append((path == tmp_path, target.exists())))
     write_file(target, b"x")
     assert seen == []
     target.unlink()
@@ -97,3 +97,68 @@ def test_a_missing_folder_is_said_by_the_name_that_was_given(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError) as raised:
         write_file(tmp_path / "no" / "f", b"")
     assert raised.value.filename == str(tmp_path / "no" / "f")
+
+
+def test_a_file_may_come_in_pieces_of_which_a_bad_one_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "f"
+    write_file(target, [b"ab", memoryview(b"cd"), b""])
+    assert target.read_bytes() == b"abcd"
+    with pytest.raises(ZeroDivisionError):
+        write_file(target, (bytes([1 // number]) for number in (1, 0)))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("f", b"abcd")]
+
+
+def test_an_open_replacement_is_the_file_once_it_is_closed(tmp_path: Path) -> None:
+    target = tmp_path / "f"
+    target.write_bytes(b"old")
+    with open_replacement(target) as file:
+        file.seek(3)
+        file.write(b"d")
+        file.seek(0)
+        file.write(b"abc")
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"abcd"
+
+
+@pytest.mark.parametrize("character", ["n", "é"])
+def test_a_name_may_be_as_long_as_the_file_system_lets_it(tmp_path: Path, character: str) -> None:
+    target = tmp_path / (character * (255 // len(character.encode())))
+    write_file(target, b"x")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(target.name, b"x")]
+
+
+def fill(target: Path, content: bytes) -> None:
+    with folder_replacement(target) as partial:
+        write_file(partial / "a", content)
+        (partial / "below").mkdir()
+        write_file(partial / "below" / "b", content)
+        assert not target.exists() or (target / "a").read_bytes() == b"old"
+
+
+def test_a_folder_takes_the_place_of_an_older_one_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    fill(target, b"old")
+    (target / "more").touch()
+    fill(target, b"new")
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"folder/a", "folder/below/b"}
+    assert (target / "below" / "b").read_bytes() == b"new"
+
+
+def test_a_folder_that_fails_leaves_the_older_one(tmp_path: Path) -> None:
+    fill(tmp_path / "folder", b"old")
+    with pytest.raises(ZeroDivisionError), folder_replacement(tmp_path / "folder") as partial:
+        write_file(partial / "a", bytes([1 // 0]))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert (tmp_path / "folder" / "a").read_bytes() == b"old"
+
+
+def test_a_folder_has_its_name_when_all_of_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "folder"
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(module, "_sync", lambda path: synced.append((path.name, target.exists())))
+    fill(target, b"old")
+    assert {name for name, is_named in synced if not is_named} >= {"a", "b", "below"}
+    assert synced[-1] == (tmp_path.name, True)

@@ -10,8 +10,8 @@ import trocar
 from tests.unit.client._analysis.gradient_fake import FakeGradients, statistics
 from trocar import FeatureMapInfo, FeatureMaps, ServerTiming
 from trocar._base.tensors import Array
-from trocar._request.stored_edits import StoredEdits
-from trocar._sync.analyses import Analyses
+from trocar._request.stored.stored_edits import StoredEdits
+from trocar._sync.analysis.analyses import Analyses
 
 CATEGORIES = ("tench, Tinca tinca", "goldfish", "great white shark", "crane", "crane")
 GRADIENT = np.array([[0.0, 3.0], [-4.0, 0.0]], np.float32)

@@ -13,11 +13,11 @@ import trocar
 from tests.unit.client._analysis.fake_client import FakeClient, FakeModels
 from trocar._base.tensors import Array
 from trocar._cli.commands.analysis.cka_command import cka
+from trocar._cli.commands.analysis.compare_command import compare
 from trocar._cli.commands.analysis.dead_command import dead
-from trocar._cli.commands.analysis.diff_command import diff
 from trocar._cli.commands.analysis.fid_command import fid
 from trocar._cli.options.input_sets import analysing, check_plot, read_set
-from trocar._sync.analyses import Analyses
+from trocar._sync.analysis.analyses import Analyses
 
 MODELS = {
     "a": {"conv": lambda x: x * 2, "relu": lambda x: np.maximum(x, 0), "avgpool": lambda x: x[:, :, 0, 0]},
@@ -108,20 +108,21 @@ def test_dead_prints_and_draws(
     assert [row["dead"] for row in shown(capsys)["rows"]] == [[0, 1, 2]]
 
 
-def test_diff_prints_and_draws(
+def test_a_comparison_of_other_names_prints_and_draws(
     client: Any, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    diff(client, "a", "b", [path], plot=tmp_path / "diff.png", batch=4)
-    assert "a and b: first diverging: relu" in capsys.readouterr().out
+    both: Any = {"other": "b", "tap": ["conv"], "tap_other": ["relu"]}
+    compare(client, "a", [path], **both, plot=tmp_path / "diff.png", batch=4)
+    assert "a and b: first diverging: conv" in capsys.readouterr().out
     assert (tmp_path / "diff.png").exists()
-    diff(client, "a", "b", [path], tap=["conv"], tap_b=["relu"], as_json=True)
+    compare(client, "a", [path], **both, as_json=True)
     found = shown(capsys)
     assert (found["rows"][0]["name_b"], found["first_diverging"]["name"]) == ("relu", "conv")
 
 
 def test_no_divergence_is_null_in_json(client: Any, path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    diff(client, "a", "b", [path], tap=["conv"], as_json=True)
+    compare(client, "a", [path], other="b", tap=["conv"], tap_other=["conv"], as_json=True)
     assert shown(capsys)["first_diverging"] is None
 
 
@@ -150,8 +151,8 @@ def test_what_an_analysis_refuses_is_a_usage_error_with_its_notes(client: Any, p
 
 
 def test_a_batch_that_fails_is_named_by_its_files(client: Any, path: str) -> None:
-    client.fake.failing = {("a", 1): trocar.InputRejectedError("too small")}
-    with pytest.raises(trocar.InputRejectedError) as caught:
+    client.fake.failing = {("a", 1): trocar.errors.InputRejectedError("too small")}
+    with pytest.raises(trocar.errors.InputRejectedError) as caught:
         dead(client, "a", [path], batch=4)
     assert caught.value.__notes__ == [f"in {path}[4] to {path}[7], a"]
 

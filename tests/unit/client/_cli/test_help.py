@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import typer
 
 from trocar._cli.app import build_app
 from trocar._cli.help_sections import CONNECT, SECTIONS, summary
+from trocar._cli.plugins import GROUP, plugin_app
+from trocar._cli.usage_errors import plain_metavar
 
 ROOT: Any = typer.main.get_command(build_app())
 
@@ -21,7 +24,14 @@ def commands(group: Any = ROOT, name: str = "trocar") -> Iterator[tuple[str, Any
             yield f"{name} {child}", command
 
 
-COMMANDS = dict(commands())
+def commands_of_the_server() -> Iterator[tuple[str, Any]]:
+    for entry in entry_points(group=GROUP):
+        command: Any = typer.main.get_command(plugin_app(entry))
+        name = f"trocar {entry.name}"
+        yield from commands(command, name) if hasattr(command, "commands") else [(name, command)]
+
+
+COMMANDS = {**dict(commands()), **dict(commands_of_the_server())}
 
 
 def help_of(command: Any, name: str) -> str:
@@ -51,6 +61,10 @@ def test_commands_are_in_sections_in_order() -> None:
     assert titles == ["Options", *SECTIONS]
 
 
+def test_there_are_few_commands() -> None:
+    assert len(ROOT.commands) <= 27
+
+
 def test_options_of_the_connection_are_apart() -> None:
     own, _, connection = help_of(COMMANDS["trocar cam"], "cam").partition(f"\n{CONNECT}:\n")
     assert "--server ADDRESS" not in own
@@ -60,7 +74,20 @@ def test_options_of_the_connection_are_apart() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_metavars_say_what_is_meant(name: str) -> None:
-    if "ignore_unknown_options" in COMMANDS[name].context_settings:
-        return  # of another package
     shown = help_of(COMMANDS[name], name)
-    assert re.findall(r"<(?!\w+(?:\|\w+)+>)\S[^>\n]*>", shown) == []  # other than <one|of|these>
+    assert re.findall(r"[<{]\S[^>}\n]*[>}]|\[\[", shown) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_metavars_are_in_capitals_or_list_what_can_be_chosen(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "argument" or not (parameter.is_flag or parameter.count):
+            shown = parameter.metavar or plain_metavar(parameter.display_type(None))
+            assert shown == shown.upper() or re.fullmatch(r"\w+(\|\w+)+", shown), f"{parameter.name}: {shown}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_options_is_a_sentence(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        text = parameter.help or ""
+        assert text.endswith(".") or not text, f"{parameter.name}: {text}"

@@ -11,7 +11,7 @@ def run(monkeypatch: pytest.MonkeyPatch, target: str, *arguments: str) -> int | 
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
     app = typer.Typer()
     app.callback()(lambda: None)
-    plugins.add_plugins(app)
+    plugins.add_plugins(app, app)
     with pytest.raises(SystemExit) as stopped:
         app(arguments, prog_name="trocar")
     return stopped.value.code

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from trocar import FeatureMapInfo, FeatureMaps, Model, ServerInfo, ServerLimits, ServerTiming
+from trocar._base.call_options import AS_CONNECTED, CallOptions
 from trocar._base.tensors import Array
-from trocar._request.stored_edits import StoredEdits
+from trocar._request.stored.stored_edits import StoredEdits
 from trocar._result.processed import ProcessedInput, ProcessedSample
 from trocar.errors import InputError, InvalidImageError, TrocarError
 
@@ -70,8 +71,7 @@ class FakeClient:
         taps: Sequence[Any],
         *,
         edits: Sequence[Any] = (),
-        numerics: str = "exact",
-        timeout_s: float | None = None,
+        options: CallOptions = AS_CONNECTED,
         adapter: str = "",
     ) -> FeatureMaps:
         if self._error is not None and len(self.calls) == self._fail_at:
@@ -88,8 +88,7 @@ class FakeClient:
         taps: Sequence[Any],
         *,
         edits: Sequence[Any] = (),
-        numerics: str = "exact",
-        timeout_s: float | None = None,
+        options: CallOptions = AS_CONNECTED,
         adapter: str = "",
         running_statistics: bool = False,
     ) -> Iterator[Iterator[StreamResult]]:
@@ -121,8 +120,7 @@ class FakeTextClient(FakeClient):
         taps: Sequence[Any],
         *,
         edits: Sequence[Any] = (),
-        numerics: str = "exact",
-        timeout_s: float | None = None,
+        options: CallOptions = AS_CONNECTED,
         adapter: str = "",
     ) -> Any:
         words = [entry.text.split() for entry in inputs.entries]

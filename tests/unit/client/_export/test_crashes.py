@@ -18,7 +18,7 @@ import pytest
 import trocar
 from tests.unit.client._export.fakes import BAD, COLUMNS, FakeClient, FakeTextClient, tree, write_samples
 from trocar._base import replacement
-from trocar._export import disk, open_shard
+from trocar._export import open_shard
 from trocar._export.options import FormatName
 
 FORMATS: list[FormatName] = ["safetensors", "zarr", "parquet", "npy"]
@@ -39,8 +39,7 @@ class Fuse:
             (Path, "replace"),
             (Path, "unlink"),
             (Path, "mkdir"),
-            (replacement, "sync"),
-            (disk, "sync"),
+            (replacement, "_sync"),
         ):
             patch.setattr(owner, name, self._before(getattr(owner, name)))
         patch.setattr(shutil, "rmtree", self._before(shutil.rmtree))

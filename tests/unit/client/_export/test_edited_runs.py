@@ -11,7 +11,7 @@ import pytest
 import trocar
 from tests.unit.client._export.fakes import BAD, COLUMNS, FakeClient, tree, write_samples
 from trocar._export.edit_descriptions import describe_edits
-from trocar._request.stored_edits import StoredEdits
+from trocar._request.stored.stored_edits import StoredEdits
 from trocar.errors import OutputError, ServerBusyError, UnknownEditsError
 
 EDIT = trocar.edit("layer3", "scale", 0.0, channels=[1, 2])

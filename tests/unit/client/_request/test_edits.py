@@ -18,7 +18,7 @@ INF, NAN = float("inf"), float("nan")
 
 def test_the_tables_cover_the_contract() -> None:
     fields = {field.name for field in pb.Edit.DESCRIPTOR.oneofs_by_name["operation"].fields}
-    assert OPERATIONS.keys() == fields - {"stored"}
+    assert OPERATIONS.keys() == fields - {"stored", "direction"}
     assert sorted(NOISE_KINDS.values()) == sorted(set(pb.NoiseKind.values()) - {0})
     assert sorted(NORM_SCOPES.values()) == sorted(set(pb.NormScope.values()) - {0})
     assert sorted(CAST_DTYPES) == ["bfloat16", "float16", "int8"]
@@ -206,7 +206,13 @@ def test_a_big_endian_array_is_sent_little_endian() -> None:
         ("zero", [], {"mask": [True], "index": np.s_[0]}, ValueError, "not both"),
         ("zero", [], {"mask": [True], "tokens": trocar.span("a")}, ValueError, "not both"),
         ("zero", [], {"index": np.s_[0], "tokens": trocar.span("a")}, ValueError, "not both"),
-        ("zero", [], {"tokens": "last"}, ValueError, "no tokens 'last'; available: system"),
+        (
+            "zero",
+            [],
+            {"tokens": "last"},
+            ValueError,
+            "tokens must be one of system, user, assistant, not 'last'",
+        ),
         ("zero", [], {"tokens": [trocar.span("a"), 1]}, TypeError, "not both in one list"),
         (
             "zero",
@@ -319,7 +325,30 @@ def test_every_operation_shows_by_its_name(name: Any) -> None:
     values |= {key: [1.0] for key in ("steer", "project_out", "project_onto")}
     values |= {"dropout": 0.5, "swap": "a", "cast": "int8"}
     given = [values[name]] if name in values else []
+    given = [[1.0], 0.5] if name == "cap" else given
     assert repr(trocar.edit("x", name, *given)).startswith(f"edit('x', '{name}'")
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (
+            trocar.edit("x", "steer", "honest", alpha=4, units="norm"),
+            "edit('x', 'steer', 'honest', alpha=4.0, units='norm')",
+        ),
+        (trocar.edit("x", "project_out", "honest"), "edit('x', 'project_out', 'honest')"),
+        (trocar.edit("x", "cap", "honest", high=1), "edit('x', 'cap', 'honest', high=1.0)"),
+    ],
+)
+def test_an_edit_with_a_direction_shows_as_it_was_written(made: trocar.Edit, shown: str) -> None:
+    assert repr(made) == shown
+
+
+def test_units_are_for_stored_directions() -> None:
+    with pytest.raises(ValueError, match="for stored directions, by name"):
+        trocar.edit("x", "steer", [1.0], units="norm")
+    with pytest.raises(ValueError, match="cannot be the name of a direction"):
+        trocar.edit("x", "steer", "No Name")
 
 
 def test_equal_edits_are_equal_and_serve_as_keys() -> None:

@@ -128,7 +128,7 @@ def test_a_dict_is_keyword_arguments() -> None:
 
 @pytest.mark.parametrize("empty", [[], {}, (), np.zeros((0, 4, 5, 3), np.uint8), {"x": []}])
 def test_nothing_is_an_empty_batch(empty: Any) -> None:
-    with pytest.raises(trocar.EmptyBatchError):
+    with pytest.raises(trocar.errors.EmptyBatchError):
         wire_inputs(empty)
 
 

@@ -67,6 +67,11 @@ def test_the_tables_cover_the_contract() -> None:
             "is_sum: true }",
         ),
         (
+            trocar.loss("cross_entropy", [1, 2], class_weights=np.array([1, 2, 0.5])),
+            "loss { kind: LOSS_KIND_CROSS_ENTROPY labels { dtype: DTYPE_INT64 shape: 2 } "
+            "class_weights: [1, 2, 0.5] }",
+        ),
+        (
             trocar.gradient_penalty(2 * trocar.value("/out") + 5, center=1),
             'gradient_penalty { of { terms { weight: 2 value_score { selector: "/out" '
             "aggregate: AGGREGATE_SUM } } } center: 1 }",
@@ -158,7 +163,7 @@ def test_an_expression_stands_for_what_numbers_would_give(
         (lambda: trocar.logit([]), ValueError, "names no class"),
         (lambda: UNTYPED.logit(1.0), TypeError, "whole number"),
         (lambda: UNTYPED.logit([1, "a"]), TypeError, "whole number"),
-        (lambda: UNTYPED.logit("dog"), TypeError, "see `client.model"),
+        (lambda: UNTYPED.logit("dog", positions=trocar.positions(prompt=0)), TypeError, "takes token ids"),
         (lambda: trocar.logit(np.zeros((2, 2), int)), TypeError, "2 dimensions"),
         (lambda: UNTYPED.logit(None), TypeError, "whole number"),
         (lambda: trocar.logit(2**63), ValueError, "must be 0 to"),

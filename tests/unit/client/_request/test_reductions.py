@@ -162,7 +162,13 @@ def test_spans_are_of_the_whole_batch_and_so_come_first() -> None:
         (trocar.span, (3, 3), {}, ValueError, "ends after its start"),
         (trocar.span, ("a" * 513,), {}, ValueError, "over 512 characters"),
         (trocar.tokens, ([0, trocar.span("cat")],), {}, TypeError, "not both in one list"),
-        (trocar.tokens, ("lst",), {}, ValueError, "no tokens 'lst'; available: cls, last"),
+        (
+            trocar.tokens,
+            ("lst",),
+            {},
+            ValueError,
+            "tokens must be one of cls, last, system, user, assistant, not 'lst'; nearest: last",
+        ),
     ],
 )
 def test_spans_that_mean_nothing_are_refused_at_once(

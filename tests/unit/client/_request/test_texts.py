@@ -42,6 +42,20 @@ def test_a_string_that_is_a_file_is_no_text(tmp_path: Path, monkeypatch: pytest.
     assert argument.WhichOneof("value") == "images"
 
 
+def test_a_string_that_is_a_folder_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reviews").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for value in ("reviews", ["reviews"]):
+        with pytest.raises(IsADirectoryError, match=r"A folder where .* for a text write trocar\.texts"):
+            wire_inputs(value)
+    with pytest.raises(TypeError, match="'reviews', which is a folder here"):
+        wire_inputs(["a text", "reviews"])
+    texts: list[Any] = [trocar.texts(["reviews"]), ["Hello", "."], ["a", "..."], ("reviews", "a passage")]
+    for given in texts:
+        (argument,), _ = wire_inputs(given)
+        assert argument.WhichOneof("value") == "texts"
+
+
 def test_a_name_of_no_file_is_an_error_with_the_way_out() -> None:
     with pytest.raises(FileNotFoundError, match=r"trocar\.texts"):
         wire_inputs("nowhere.jpg")

@@ -55,6 +55,19 @@ def test_a_selector_that_stands_for_one_value_is_a_key(maps: trocar.FeatureMaps)
     assert maps["layer1.*"] is maps["layer1.0.relu@1"]
 
 
+def test_statistics_and_facts_are_found_by_such_a_selector_too(maps: trocar.FeatureMaps) -> None:
+    assert maps.info["layer1.*"] is maps.info["layer1.0.relu@1"]
+    assert maps.info.get("layer1.*") is maps.info["layer1.0.relu@1"]
+    assert maps.stats["on*"].mean == 1.5
+    assert maps.stats.get("fc") is None
+    assert list(maps.stats) == ["only"]
+    with pytest.raises(KeyError, match="2 feature maps: blocks, fc"):
+        maps.info["**"]
+    with pytest.raises(KeyError, match="nearest: blocks"):
+        maps.info["blcks"]
+    assert pickle.loads(pickle.dumps(maps)).stats["on*"].mean == 1.5
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [

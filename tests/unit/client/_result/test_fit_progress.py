@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from trocar import FitEvent
 from trocar._result.fit_progress import SilentProgress, TqdmProgress, make_progress
 from trocar._result.fit_progress_rich import RichProgress
 from trocar._uploads.upload_plan import UploadProgress
+from trocar.training import FitEvent
 
 
 class Terminal(io.StringIO):

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 import trocar
-from trocar import FitEvent, History
 from trocar._result.history import failure, fit_event
+from trocar.training import FitEvent, History
 from trocar_api.v1 import fit_pb2
 
 
@@ -173,7 +173,7 @@ def scalars(path: Path) -> dict[str, dict[int, float]]:
 
 def test_a_failure_is_the_exception_of_its_reason() -> None:
     found = failure(event(3, "failed", reason="NON_FINITE_STEP", message="the loss is NaN"))
-    assert isinstance(found, trocar.NonFiniteStepError)
+    assert isinstance(found, trocar.errors.NonFiniteStepError)
     assert str(found) == "the loss is NaN"
     for reason in ("A_NEW_ONE", None):
         assert type(failure(event(3, "failed", reason=reason))) is trocar.TrainerError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trocar._sources.files import SERVER_SUFFIXES, file_source, folder_source, read_file
+from trocar._sources.files import SERVER_SUFFIXES, file_source, folder_source, list_images, read_file
 from trocar._sources.sample import MAX_SAMPLE_BYTES
 from trocar.errors import SourceError
 
@@ -91,6 +91,12 @@ def test_folder_without_images_says_what_to_do(tmp_path: Path, names: list[str],
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(SourceError, match=message):
         folder_source(tmp_path, SERVER_SUFFIXES)
+
+
+def test_a_folder_that_is_to_have_images_does_not_ask_for_sound(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"none of its 1 files ends in \.jpeg, \.jpg, \.png, \.webp;"):
+        list_images(tmp_path, SERVER_SUFFIXES)
 
 
 def test_name_that_is_no_text_becomes_one(tmp_path: Path) -> None:

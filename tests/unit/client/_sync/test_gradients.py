@@ -92,7 +92,7 @@ def test_edits_sources_and_out_reach_the_call(answering: trocar.Client, server: 
         edits=["ablate-3", trocar.edit("fc/grad_out", "clamp", low=0)],
         sources={"clean": IMAGES},
         out={"fc/grad_out": mine},
-        chunk_bytes=4096,
+        options=trocar.options(chunk_bytes=4096),
     )
     head = server.received[0].head
     assert [edit.WhichOneof("operation") for edit in head.edits] == ["stored", "clamp"]

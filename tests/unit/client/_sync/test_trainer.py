@@ -39,7 +39,7 @@ def client(server: FakeTrainers) -> Iterator[trocar.Client]:
 
 
 @pytest.fixture
-def trainer(client: trocar.Client) -> trocar.Trainer:
+def trainer(client: trocar.Client) -> trocar.training.Trainer:
     return client.train("resnet18", head=10)
 
 
@@ -68,7 +68,7 @@ def event(number: int, kind: str, **facts: Any) -> fit_pb2.FitEvent:
 
 
 def test_a_busy_server_gets_the_batch_again_when_it_says(
-    trainer: trocar.Trainer, server: FakeTrainers
+    trainer: trocar.training.Trainer, server: FakeTrainers
 ) -> None:
     fail_once(
         server, "Train", RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER_BUSY", retry_after_s=0.3)
@@ -78,7 +78,9 @@ def test_a_busy_server_gets_the_batch_again_when_it_says(
     assert before - after >= 0.25  # gRPC rounds what it sends
 
 
-def test_all_attempts_at_a_batch_share_one_deadline(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_all_attempts_at_a_batch_share_one_deadline(
+    trainer: trocar.training.Trainer, server: FakeTrainers
+) -> None:
     pending = [RefusedError(grpc.StatusCode.UNAVAILABLE) for _ in range(2)]
 
     def failing(called: str, _: Any) -> None:
@@ -94,7 +96,9 @@ def test_all_attempts_at_a_batch_share_one_deadline(trainer: trocar.Trainer, ser
 # --- Numbers -------------------------------------------------------------------------------------------
 
 
-def test_the_server_is_asked_for_the_first_number_only(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_the_server_is_asked_for_the_first_number_only(
+    trainer: trocar.training.Trainer, server: FakeTrainers
+) -> None:
     for _ in range(3):
         trainer.step(IMAGES, LABELS)
     trainer.forward_backward(IMAGES, LABELS)
@@ -105,7 +109,7 @@ def test_the_server_is_asked_for_the_first_number_only(trainer: trocar.Trainer, 
 
 @pytest.mark.parametrize("is_older", [False, True])
 def test_it_is_asked_within_the_time_of_the_call_and_waits_for_a_running_one(
-    trainer: trocar.Trainer, server: FakeTrainers, is_older: bool
+    trainer: trocar.training.Trainer, server: FakeTrainers, is_older: bool
 ) -> None:
     server.is_older = is_older
     trainer.step(IMAGES, LABELS, timeout_s=5)
@@ -125,7 +129,7 @@ def test_it_is_asked_within_the_time_of_the_call_and_waits_for_a_running_one(
     ],
 )
 def test_after_an_error_the_server_is_asked_again(
-    trainer: trocar.Trainer, server: FakeTrainers, refused: RefusedError
+    trainer: trocar.training.Trainer, server: FakeTrainers, refused: RefusedError
 ) -> None:
     trainer.step(IMAGES, LABELS)
     fail_once(server, "Train", refused)
@@ -136,15 +140,17 @@ def test_after_an_error_the_server_is_asked_again(
     assert server.calls.count("GetTrainer") == 2
 
 
-def test_an_error_of_an_optimizer_step_is_no_other(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_an_error_of_an_optimizer_step_is_no_other(
+    trainer: trocar.training.Trainer, server: FakeTrainers
+) -> None:
     fail_once(server, "StepOptimizer", RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "TRAINER_BROKEN"))
-    with pytest.raises(trocar.TrainerBrokenError):
+    with pytest.raises(trocar.errors.TrainerBrokenError):
         trainer.optimizer_step()
     trainer.optimizer_step()
     assert server.applied == [0]
 
 
-def test_what_cannot_be_sent_takes_no_number(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_what_cannot_be_sent_takes_no_number(trainer: trocar.training.Trainer, server: FakeTrainers) -> None:
     trainer.step(IMAGES, LABELS)
     with pytest.raises(TypeError, match="targets"):
         trainer.step(IMAGES, "cat")
@@ -156,7 +162,7 @@ def test_what_cannot_be_sent_takes_no_number(trainer: trocar.Trainer, server: Fa
 
 
 def test_a_broken_connection_sends_the_same_number_again(
-    trainer: trocar.Trainer, server: FakeTrainers
+    trainer: trocar.training.Trainer, server: FakeTrainers
 ) -> None:
     fail_once(server, "Train", RefusedError(grpc.StatusCode.UNAVAILABLE))
     assert trainer.step(IMAGES, LABELS).number == 0
@@ -164,7 +170,9 @@ def test_a_broken_connection_sends_the_same_number_again(
     assert server.applied == [0]
 
 
-def test_a_number_of_ones_own_moves_the_following(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_a_number_of_ones_own_moves_the_following(
+    trainer: trocar.training.Trainer, server: FakeTrainers
+) -> None:
     trainer.step(IMAGES, LABELS)
     trainer.step(IMAGES, LABELS, number=1)
     trainer.step(IMAGES, LABELS)
@@ -173,14 +181,16 @@ def test_a_number_of_ones_own_moves_the_following(trainer: trocar.Trainer, serve
     assert server.applied == [0, 1, 2, 1, 3]
 
 
-def test_a_number_of_ones_own_does_not_ask(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_a_number_of_ones_own_does_not_ask(trainer: trocar.training.Trainer, server: FakeTrainers) -> None:
     trainer.step(IMAGES, LABELS, number=0)
     assert "GetTrainer" not in server.calls
     trainer.step(IMAGES, LABELS)
     assert server.applied == [0, 1]
 
 
-def test_after_a_restore_the_server_is_asked_again(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_after_a_restore_the_server_is_asked_again(
+    trainer: trocar.training.Trainer, server: FakeTrainers
+) -> None:
     trainer.step(IMAGES, LABELS)
     trainer.step(IMAGES, LABELS)
     trainer.restore()
@@ -189,7 +199,7 @@ def test_after_a_restore_the_server_is_asked_again(trainer: trocar.Trainer, serv
 
 
 def test_threads_that_share_a_trainer_get_numbers_of_their_own(
-    trainer: trocar.Trainer, server: FakeTrainers
+    trainer: trocar.training.Trainer, server: FakeTrainers
 ) -> None:
     start = threading.Barrier(8)
 
@@ -215,7 +225,7 @@ def test_tasks_that_share_a_trainer_get_numbers_in_their_order(server: FakeTrain
 
 
 def test_who_asks_after_an_error_waits_for_calls_under_way(
-    trainer: trocar.Trainer, server: FakeTrainers
+    trainer: trocar.training.Trainer, server: FakeTrainers
 ) -> None:
     trainer.step(IMAGES, LABELS)
     slow_is_there, goes_on = threading.Event(), threading.Event()
@@ -231,7 +241,7 @@ def test_who_asks_after_an_error_waits_for_calls_under_way(
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(trainer.step, IMAGES, LABELS)
         assert slow_is_there.wait(10)
-        with pytest.raises(trocar.TargetRejectedError):
+        with pytest.raises(trocar.errors.TargetRejectedError):
             trainer.step(IMAGES, LABELS)
         after = pool.submit(trainer.step, IMAGES, LABELS)  # the server would say 1
         assert server.calls.count("GetTrainer") == 1
@@ -241,15 +251,15 @@ def test_who_asks_after_an_error_waits_for_calls_under_way(
     assert server.applied == [0, 1, 2]
 
 
-def test_an_evaluation_has_no_number(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_an_evaluation_has_no_number(trainer: trocar.training.Trainer, server: FakeTrainers) -> None:
     found = trainer.evaluate(IMAGES, LABELS)
     assert (found.loss, found.correct_count, found.accuracy) == (0.5, 3, 0.75)
     assert (server.applied, server.calls.count("GetTrainer")) == ([], 0)
 
 
-def test_refused_gradients_tell_their_id(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_refused_gradients_tell_their_id(trainer: trocar.training.Trainer, server: FakeTrainers) -> None:
     fail_once(server, "ExportTrainer", RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "TRAINER_BROKEN"))
-    with pytest.raises(trocar.TrainerBrokenError) as failure:
+    with pytest.raises(trocar.errors.TrainerBrokenError) as failure:
         trainer.parameter_gradients()
     assert failure.value.request_id == server.request_ids[-1]
 
@@ -259,16 +269,16 @@ def test_refused_gradients_tell_their_id(trainer: trocar.Trainer, server: FakeTr
 
 def test_somebody_elses_trainer_reads_as_absent(client: trocar.Client, server: FakeTrainers) -> None:
     fail_once(server, "GetTrainer", RefusedError(grpc.StatusCode.NOT_FOUND, "UNKNOWN_TRAINER"))
-    with pytest.raises(trocar.UnknownTrainerError):
+    with pytest.raises(trocar.errors.UnknownTrainerError):
         client.trainer("b" * 32)
     assert client.trainer(TRAINER_ID).trainer_id == TRAINER_ID
 
 
-def test_closing_what_is_closed_is_no_error(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_closing_what_is_closed_is_no_error(trainer: trocar.training.Trainer, server: FakeTrainers) -> None:
     fail_once(server, "CloseTrainer", RefusedError(grpc.StatusCode.NOT_FOUND, "UNKNOWN_TRAINER"))
     trainer.close()
     fail_once(server, "CloseTrainer", RefusedError(grpc.StatusCode.INTERNAL, "INTERNAL"))
-    with pytest.raises(trocar.InternalServerError):
+    with pytest.raises(trocar.errors.InternalServerError):
         trainer.close()
 
 
@@ -278,7 +288,7 @@ def test_the_block_of_a_trainer_closes_it(client: trocar.Client, server: FakeTra
     assert server.calls[-1] == "CloseTrainer"
 
 
-def test_a_trainer_prints_what_it_trains(trainer: trocar.Trainer) -> None:
+def test_a_trainer_prints_what_it_trains(trainer: trocar.training.Trainer) -> None:
     assert str(trainer.info()).splitlines() == [
         f"trainer {TRAINER_ID}  ready",
         "  model     resnet18",
@@ -293,11 +303,11 @@ def test_a_notebook_shows_a_trainer_as_it_was_last_seen(client: trocar.Client, s
     trainer = client.train("resnet18", head=10)
     asked = len(server.calls)
     assert "<th>model</th><td>resnet18</td>" in trainer._repr_html_()
-    assert "resnet18" not in trocar.Trainer(client, TRAINER_ID)._repr_html_()
+    assert "resnet18" not in trocar.training.Trainer(client, TRAINER_ID)._repr_html_()
     assert len(server.calls) == asked
 
 
-def test_a_gradient_norm_of_zero_is_no_missing_one(trainer: trocar.Trainer) -> None:
+def test_a_gradient_norm_of_zero_is_no_missing_one(trainer: trocar.training.Trainer) -> None:
     assert trainer.step(IMAGES, LABELS).gradient_norm == 0.0
 
 
@@ -309,7 +319,9 @@ def test_unpublishing_names_the_model(client: trocar.Client, server: FakeTrainer
 # --- Exports -------------------------------------------------------------------------------------------
 
 
-def test_an_export_is_the_file_and_nothing_beside_it(trainer: trocar.Trainer, tmp_path: Path) -> None:
+def test_an_export_is_the_file_and_nothing_beside_it(
+    trainer: trocar.training.Trainer, tmp_path: Path
+) -> None:
     path = trainer.export(str(tmp_path / "w.safetensors"))
     assert path.read_bytes() == CONTENT
     assert np.array_equal(load_file(path)["fc.weight"], WEIGHTS["fc.weight"])
@@ -317,7 +329,7 @@ def test_an_export_is_the_file_and_nothing_beside_it(trainer: trocar.Trainer, tm
 
 
 def test_an_export_that_breaks_is_taken_up_where_it_was(
-    trainer: trocar.Trainer, server: FakeTrainers, tmp_path: Path
+    trainer: trocar.training.Trainer, server: FakeTrainers, tmp_path: Path
 ) -> None:
     server.pieces = [2, 0, 1]
     assert trainer.export(tmp_path / "w.safetensors").read_bytes() == CONTENT
@@ -326,7 +338,7 @@ def test_an_export_that_breaks_is_taken_up_where_it_was(
 
 
 def test_an_export_of_weights_that_change_meanwhile_is_none(
-    trainer: trocar.Trainer, server: FakeTrainers, tmp_path: Path
+    trainer: trocar.training.Trainer, server: FakeTrainers, tmp_path: Path
 ) -> None:
     (tmp_path / "w.safetensors").write_text("what was there before")
     server.pieces = [2]
@@ -344,14 +356,17 @@ def test_an_export_of_weights_that_change_meanwhile_is_none(
 
 def test_an_export_that_never_gets_through_leaves_nothing(server: FakeTrainers, tmp_path: Path) -> None:
     server.pieces = [0]
-    with trocar.connect(server.target, retries=0) as client, pytest.raises(trocar.ServerUnavailableError):
+    with (
+        trocar.connect(server.target, retries=0) as client,
+        pytest.raises(trocar.errors.ServerUnavailableError),
+    ):
         client.trainer(TRAINER_ID).export(tmp_path / "w.safetensors")
     assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_a_full_disk_leaves_no_file(
-    trainer: trocar.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    trainer: trocar.training.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -363,7 +378,7 @@ def test_a_full_disk_leaves_no_file(
 
 
 def test_a_file_that_cannot_be_made_is_named(
-    trainer: trocar.Trainer, server: FakeTrainers, tmp_path: Path
+    trainer: trocar.training.Trainer, server: FakeTrainers, tmp_path: Path
 ) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         trainer.export(tmp_path / "no" / "w.safetensors")
@@ -374,10 +389,10 @@ def test_a_file_that_cannot_be_made_is_named(
 
 
 def test_an_error_of_the_server_ends_an_export_at_once(
-    trainer: trocar.Trainer, server: FakeTrainers, tmp_path: Path
+    trainer: trocar.training.Trainer, server: FakeTrainers, tmp_path: Path
 ) -> None:
     fail_once(server, "ExportTrainer", RefusedError(grpc.StatusCode.NOT_FOUND, "UNKNOWN_TRAINER"))
-    with pytest.raises(trocar.UnknownTrainerError):
+    with pytest.raises(trocar.errors.UnknownTrainerError):
         trainer.export(tmp_path / "w.safetensors")
     assert server.calls.count("ExportTrainer") == 1
     assert names_in(tmp_path) == []
@@ -387,7 +402,7 @@ def test_an_error_of_the_server_ends_an_export_at_once(
 
 
 def test_a_fit_is_watched_again_where_its_stream_ends_early(
-    trainer: trocar.Trainer, server: FakeTrainers
+    trainer: trocar.training.Trainer, server: FakeTrainers
 ) -> None:
     server.events = [event(0, "started", total_steps=4), *(event(n, "step", loss=n) for n in range(1, 5))]
     server.events.append(event(5, "finished"))
@@ -400,7 +415,7 @@ def test_a_fit_is_watched_again_where_its_stream_ends_early(
 
 
 def test_a_fit_of_many_days_is_watched_to_its_end(
-    trainer: trocar.Trainer, server: FakeTrainers, monkeypatch: pytest.MonkeyPatch
+    trainer: trocar.training.Trainer, server: FakeTrainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline of the call that watches it passes more often than a failed call is repeated."""
     monkeypatch.setattr("trocar._sync.fits._WATCH_TIMEOUT_S", 0.2)
@@ -417,7 +432,7 @@ def test_a_fit_of_many_days_is_watched_to_its_end(
     assert [e.kind for e in trainer.wait(0, progress=False)] == ["started", "finished"]
 
 
-def test_a_fit_sends_its_data_and_calls_back(trainer: trocar.Trainer, server: FakeTrainers) -> None:
+def test_a_fit_sends_its_data_and_calls_back(trainer: trocar.training.Trainer, server: FakeTrainers) -> None:
     server.events = [event(0, "started"), event(1, "step", loss=1), event(2, "finished")]
     seen: list[str] = []
     history = trainer.fit(
@@ -428,7 +443,7 @@ def test_a_fit_sends_its_data_and_calls_back(trainer: trocar.Trainer, server: Fa
     assert (started.spec.dataset_id, started.spec.eval_dataset_id) == ("d" * 32, "0" * 32)
 
 
-def test_an_upload_before_a_fit_is_reported(trainer: trocar.Trainer) -> None:
+def test_an_upload_before_a_fit_is_reported(trainer: trocar.training.Trainer) -> None:
     told: list[trocar.UploadProgress] = []
     trainer.start_fit((IMAGES, np.array(LABELS)), on_upload=told.append)
     assert told[-1].read_count == 4
@@ -436,12 +451,12 @@ def test_an_upload_before_a_fit_is_reported(trainer: trocar.Trainer) -> None:
 
 
 def test_a_wrong_option_is_refused_before_anything_is_uploaded(
-    trainer: trocar.Trainer, server: FakeTrainers
+    trainer: trocar.training.Trainer, server: FakeTrainers
 ) -> None:
     before = list(server.calls)
     with pytest.raises(TypeError, match="epochs"):
         trainer.fit((IMAGES, np.array(LABELS)), epochs=1.5)  # type: ignore[arg-type]
-    with pytest.raises(trocar.FitInvalidError, match="dataset"):
+    with pytest.raises(trocar.errors.FitInvalidError, match="dataset"):
         trainer.fit(None)
     assert server.calls == before
 
@@ -449,13 +464,13 @@ def test_a_wrong_option_is_refused_before_anything_is_uploaded(
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("NON_FINITE_STEP", trocar.NonFiniteStepError),
-        ("STORAGE_FULL", trocar.StorageFullError),
+        ("NON_FINITE_STEP", trocar.errors.NonFiniteStepError),
+        ("STORAGE_FULL", trocar.errors.StorageFullError),
         ("A_NEW_ONE", trocar.TrainerError),
     ],
 )
 def test_a_fit_that_fails_raises_its_reason(
-    trainer: trocar.Trainer, server: FakeTrainers, reason: str, kind: type[Exception]
+    trainer: trocar.training.Trainer, server: FakeTrainers, reason: str, kind: type[Exception]
 ) -> None:
     server.events = [event(0, "started"), event(1, "failed", reason=reason, message="it went wrong")]
     with pytest.raises(kind, match="it went wrong"):
@@ -467,7 +482,7 @@ def test_a_fit_whose_server_is_gone_says_how_to_go_on(server: FakeTrainers) -> N
     fail_once(server, "WatchFit", RefusedError(grpc.StatusCode.UNAVAILABLE))
     with (
         trocar.connect(server.target, retries=0) as client,
-        pytest.raises(trocar.ServerUnavailableError) as caught,
+        pytest.raises(trocar.errors.ServerUnavailableError) as caught,
     ):
         client.trainer(TRAINER_ID).wait(progress=False)
     (note,) = caught.value.__notes__
@@ -479,7 +494,7 @@ def test_a_fit_with_asyncio_is_the_same(server: FakeTrainers, tmp_path: Path) ->
     server.events_per_call = 2
     server.pieces = [1]
 
-    async def work() -> trocar.History:
+    async def work() -> trocar.training.History:
         async with trocar.aio.connect(server.target) as client:
             trainer: trocar.aio.AsyncTrainer = await client.trainer(TRAINER_ID)
             await trainer.step(IMAGES, LABELS)
@@ -497,4 +512,4 @@ def test_both_trainers_have_the_same_methods() -> None:
     def names(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert names(trocar.Trainer) == names(trocar.AsyncTrainer)
+    assert names(trocar.training.Trainer) == names(trocar.training.AsyncTrainer)

@@ -52,7 +52,7 @@ def kinds(received: Iterable[Received]) -> list[str]:
 def test_what_was_sent_before_goes_out_as_a_digest(
     connect: Connect, server: FakeServer, cache: KnowsDigests
 ) -> None:
-    client = connect(server.target, cache=True)
+    client = connect(server.target, options=trocar.options(cache=True))
     found = [client.extract("m", ARRAY, ["a"]) for _ in range(3)]
     assert kinds(server.received) == ["inputs", "digest", "digest"]
     assert [maps.is_cached for maps in found] == [False, True, True]
@@ -62,7 +62,7 @@ def test_what_was_sent_before_goes_out_as_a_digest(
 def test_no_digests_are_sent_unless_asked_for(
     connect: Connect, server: FakeServer, cache: KnowsDigests, choice: bool | None
 ) -> None:
-    client = connect(server.target, cache=choice)
+    client = connect(server.target, options=trocar.options(cache=choice))
     for _ in range(3):
         client.extract("m", ARRAY, ["a"])
     assert kinds(server.received) == ["inputs"] * 3
@@ -71,9 +71,9 @@ def test_no_digests_are_sent_unless_asked_for(
 
 def test_one_call_can_choose_otherwise(connect: Connect, server: FakeServer, cache: KnowsDigests) -> None:
     client = connect(server.target)
-    client.extract("m", ARRAY, ["a"], cache=True)
-    client.extract("m", ARRAY, ["a"], cache=True)
-    client.extract("m", ARRAY, ["a"], cache=False)
+    client.extract("m", ARRAY, ["a"], options=trocar.options(cache=True))
+    client.extract("m", ARRAY, ["a"], options=trocar.options(cache=True))
+    client.extract("m", ARRAY, ["a"], options=trocar.options(cache=False))
     client.extract("m", ARRAY, ["a"])
     assert kinds(server.received) == ["inputs", "digest", "inputs", "inputs"]
     assert not server.received[2].head.execution.cache
@@ -83,7 +83,7 @@ def test_one_call_can_choose_otherwise(connect: Connect, server: FakeServer, cac
 def test_a_digest_that_is_not_known_any_more_is_followed_by_the_inputs(
     connect: Connect, server: FakeServer, cache: KnowsDigests
 ) -> None:
-    client = connect(server.target, cache=True)
+    client = connect(server.target, options=trocar.options(cache=True))
     client.extract("m", ARRAY, ["a"])
     cache.kept.clear()
     maps = client.extract("m", ARRAY, ["a"])
@@ -94,7 +94,7 @@ def test_a_digest_that_is_not_known_any_more_is_followed_by_the_inputs(
 def test_arrays_to_fill_are_filled_after_a_digest_that_was_not_known(
     connect: Connect, server: FakeServer, cache: KnowsDigests
 ) -> None:
-    client, out = connect(server.target, cache=True), np.zeros_like(ARRAY)
+    client, out = connect(server.target, options=trocar.options(cache=True)), np.zeros_like(ARRAY)
     client.extract("m", ARRAY, ["a"])
     cache.kept.clear()
     assert client.extract("m", ARRAY, ["a"], out={"a": out})["a"] is out
@@ -105,7 +105,7 @@ def test_a_server_that_keeps_nothing_is_soon_asked_no_more(
     connect: Connect, server: FakeServer, cache: KnowsDigests
 ) -> None:
     cache.keeps = False
-    client = connect(server.target, cache=True)
+    client = connect(server.target, options=trocar.options(cache=True))
     for _ in range(10):
         client.extract("m", ARRAY, ["a"])
     assert kinds(server.received).count("digest") == PATIENCE
@@ -115,7 +115,7 @@ def test_a_server_that_keeps_nothing_is_soon_asked_no_more(
 def test_other_errors_are_not_taken_for_a_digest_that_is_not_known(
     connect: Connect, server: FakeServer, cache: KnowsDigests
 ) -> None:
-    client = connect(server.target, cache=True)
+    client = connect(server.target, options=trocar.options(cache=True))
     client.extract("m", ARRAY, ["a"])
     server.fail(grpc.StatusCode.NOT_FOUND, "no model 'm'", "UNKNOWN_MODEL")
     with pytest.raises(trocar.errors.UnknownModelError):

@@ -31,20 +31,23 @@ FIT: dict[str, Any] = {
     [
         ({"head": "10"}, "head is '10'; give the number of classes"),
         ({"head": True}, "head is True; give the number of classes"),
-        ({"head": trocar.head("10")}, "classes is '10'; give a whole number"),  # type: ignore[arg-type]
-        ({"head": trocar.head(10, hidden=[2.5])}, "hidden is 2.5"),  # type: ignore[list-item]
+        ({"head": trocar.training.head("10")}, "classes is '10'; give a whole number"),  # type: ignore[arg-type]
+        ({"head": trocar.training.head(10, hidden=[2.5])}, "hidden is 2.5"),  # type: ignore[list-item]
         ({"trainable": 3}, "trainable is 3; give one selector or a list"),
         ({"trainable": ["fc", None]}, "trainable is a list; give one selector"),
         ({"trainable": None}, "trainable is None"),
-        ({"losses": [3]}, "losses is 3; give names, or trocar.loss_term"),
+        ({"losses": [3]}, "losses is 3; give names, or trocar.training.loss_term"),
         ({"losses": {"mse": 1}}, "losses is a dict; give one or a list"),
-        ({"optimizer": "adam"}, "optimizer is 'adam'; create one with trocar.sgd"),
-        ({"optimizer": trocar.adam}, "optimizer is a function; create one"),
-        ({"schedule": "cosine"}, "schedule is 'cosine'; create one with trocar.schedule"),
-        ({"gradient_rules": "fc.*"}, "gradient_rules is 'fc.*'; create rules with trocar.clamp"),
-        ({"gradient_rules": [("fc.*", -1, 1)]}, "gradient_rules is a tuple; create rules"),
-        ({"saved_tensors": "spool"}, "saved_tensors is 'spool'; give trocar.spool"),
-        ({"regularizers": 0.1}, "regularizers is 0.1; create them with trocar.regularizer"),
+        ({"optimizer": "adam"}, "optimizer is 'adam'; create one with trocar.training.sgd"),
+        ({"optimizer": trocar.training.adam}, "optimizer is a function; create one"),
+        ({"schedule": "cosine"}, "schedule is 'cosine'; create one with trocar.training.schedule"),
+        (
+            {"gradient_edits": "fc.*"},
+            "gradient_edits is 'fc.*'; create rules with trocar.training.gradient_edit",
+        ),
+        ({"gradient_edits": [("fc.*", -1, 1)]}, "gradient_edits is a tuple; create rules"),
+        ({"saved_tensors": "spool"}, "saved_tensors is 'spool'; give trocar.training.save_on_disk"),
+        ({"regularizers": 0.1}, "regularizers is 0.1; create them with trocar.training.regularizer"),
         ({"accumulation": 1.5}, "accumulation is 1.5; give a whole number"),
         ({"accumulation": True}, "accumulation is True; give a whole number"),
         ({"clip_norm": "1"}, "clip_norm is '1'; give a number"),
@@ -67,8 +70,11 @@ def test_a_wrong_type_is_answered_with_what_to_give(options: dict[str, Any], exp
         ({"ttl_s": math.inf}, "ttl_s is inf"),
         ({"seed": 1 << 63}, "seed is 9223372036854775808, which is out of range"),
         ({"accumulation": 1 << 31}, "out of range"),
-        ({"optimizer": trocar.sgd(lr=math.nan)}, "option lr is nan"),
-        ({"gradient_rules": trocar.clamp("fc", -math.inf, 1)}, "option low is -inf"),
+        ({"optimizer": trocar.training.sgd(lr=math.nan)}, "option lr is nan"),
+        (
+            {"gradient_edits": trocar.training.gradient_edit("fc", "clamp", -math.inf, 1)},
+            "option low is -inf",
+        ),
     ],
 )
 def test_a_number_that_cannot_be_sent_is_named(options: dict[str, Any], expected: str) -> None:
@@ -78,11 +84,17 @@ def test_a_number_that_cannot_be_sent_is_named(options: dict[str, Any], expected
 
 def test_parts_of_parts_are_checked_where_they_are_made() -> None:
     with pytest.raises(TypeError, match="groups is a dict; create groups with"):
-        trocar.sgd(groups=[{"params": "fc"}])  # type: ignore[list-item]
+        trocar.training.sgd(groups=[{"params": "fc"}])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="teacher is 3; give the id of a model"):
-        trocar.loss_term("mse", teacher=3)  # type: ignore[arg-type]
+        trocar.training.loss_term("mse", teacher=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"weights of the classes are class_weights="):
+        trocar.training.loss_term("cross_entropy", weight=[1, 2, 0.5])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="one number for each class"):
+        trocar.training.loss_term("cross_entropy", class_weights=2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 0"):
+        trocar.training.loss_term("cross_entropy", class_weights=[1, -2])
     with pytest.raises(TypeError, match="parameters is 3"):
-        trocar.regularizer(3, 0.1)  # type: ignore[arg-type]
+        trocar.training.regularizer(3, 0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +103,14 @@ def test_parts_of_parts_are_checked_where_they_are_made() -> None:
         ({"epochs": 1.5}, "epochs is 1.5; give a whole number"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"shuffle": "no"}, "shuffle is 'no'; give True or False"),
-        ({"metrics": [3]}, "metrics is 3; give names, or trocar.metric"),
+        ({"metrics": [3]}, "metrics is 3; give names, or trocar.training.metric"),
         ({"metrics": None}, "metrics is None; give one or a list"),
-        ({"augment": [len]}, "augment is a builtin_function_or_method; give names, or trocar.augmentation"),
-        ({"early_stop": 3}, "early_stop is 3; create it with trocar.early_stop"),
-        ({"early_stop": trocar.early_stop(3)}, "metric is 3; give a string"),  # type: ignore[arg-type]
+        (
+            {"augment": [len]},
+            "augment is a builtin_function_or_method; give names, or trocar.training.augmentation",
+        ),
+        ({"early_stop": 3}, "early_stop is 3; create it with trocar.training.early_stop"),
+        ({"early_stop": trocar.training.early_stop(3)}, "metric is 3; give a string"),  # type: ignore[arg-type]
         ({"checkpoint_every": 2.0}, "checkpoint_every is 2.0"),
     ],
 )
@@ -106,12 +121,16 @@ def test_a_fit_of_wrong_types_is_answered_with_what_to_give(options: dict[str, A
 
 
 def test_one_part_need_not_be_in_a_list() -> None:
-    rule, term, penalty = trocar.clamp("fc", -1), trocar.loss_term("mse"), trocar.regularizer("fc", 1)
+    rule, term, penalty = (
+        trocar.training.gradient_edit("fc", "clamp", -1),
+        trocar.training.loss_term("mse"),
+        trocar.training.regularizer("fc", 1),
+    )
     alone = trainer_spec(
-        TrainerOptions("m", trainable="fc", gradient_rules=rule, losses=term, regularizers=penalty)
+        TrainerOptions("m", trainable="fc", gradient_edits=rule, losses=term, regularizers=penalty)
     )
     listed = trainer_spec(
-        TrainerOptions("m", trainable=["fc"], gradient_rules=[rule], losses=[term], regularizers=[penalty])
+        TrainerOptions("m", trainable=["fc"], gradient_edits=[rule], losses=[term], regularizers=[penalty])
     )
     assert alone == listed
     assert trainer_spec(TrainerOptions("m", losses="mse")) == trainer_spec(
@@ -123,8 +142,8 @@ def test_one_part_need_not_be_in_a_list() -> None:
 
 
 def test_a_clamp_may_have_one_limit() -> None:
-    assert dict(trocar.clamp("fc", high=0.5).to_wire().options) == {"high": 0.5}
-    assert dict(trocar.clamp("fc", -0.5).to_wire().options) == {"low": -0.5}
+    assert dict(trocar.training.gradient_edit("fc", "clamp", high=0.5).to_wire().options) == {"high": 0.5}
+    assert dict(trocar.training.gradient_edit("fc", "clamp", -0.5).to_wire().options) == {"low": -0.5}
 
 
 def head_of(targets: object, inputs: object = IMAGES) -> tuple[pb.TrainRequest, list[bytes]]:

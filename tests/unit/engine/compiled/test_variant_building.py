@@ -11,7 +11,7 @@ from trocar_server.engine.compiled import variant_building, variant_trial
 from trocar_server.engine.compiled.backends.build_worker import Built
 from trocar_server.engine.compiled.variant import State, Variant
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.run.bound_call import Prepared
 
 
 @pytest.fixture(params=["the queue is full", "the model is unloaded"])

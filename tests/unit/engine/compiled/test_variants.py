@@ -29,7 +29,7 @@ from tests.unit.engine.compiled.variant_calls import (
     values,
 )
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.compiled.compiled_pass import NotCompiledError, PassFailedError, recipe_of
+from trocar_server.engine.compiled.requested_recipe import recipe_of
 from trocar_server.engine.compiled.variant import State, Variant
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
@@ -43,6 +43,7 @@ from trocar_server.engine.request.plan import (
     TapRequest,
 )
 from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.runner import DeclinedError, ExecutorFailedError
 from trocar_server.engine.status import status_of
 from trocar_server.errors import ServiceError
 from trocar_server.models import ModelSpec, make_hosted_copy
@@ -253,7 +254,7 @@ async def test_a_call_that_cannot_wait_for_a_compiled_pass_is_refused_as_busy(
     async def held(_: Any) -> Any:
         begun.set()
         await released.wait()
-        return [NotCompiledError()]
+        return [DeclinedError()]
 
     monkeypatch.setattr(variant.queue, "_run", held)
     first = asyncio.create_task(ask(engine, ROWS[:2]))
@@ -378,7 +379,7 @@ async def test_inputs_that_a_model_rejects_are_run_apart_from_those_of_others(
     calls = [await prepared(engine, ids, "fc", model_id="words") for ids in (IDS, IDS + 99, IDS // 2)]
     extractions = [engine.compiled.extract(variant, call, None, None) for call in calls]
     first, bad, last = await asyncio.gather(*extractions, return_exceptions=True)
-    assert isinstance(bad, PassFailedError)
+    assert isinstance(bad, ExecutorFailedError)
     for found, ids in ((first, IDS), (last, IDS // 2)):
         assert isinstance(found, Extraction)
         expected = values(await ask(engine, ids, "fc", Execution(), "words"))["value"]

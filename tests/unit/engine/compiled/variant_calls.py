@@ -17,8 +17,8 @@ from trocar_server.engine.request.plan import (
     TapRequest,
     TensorInput,
 )
+from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.surgery import parse_selector
 
 SIDE = 8

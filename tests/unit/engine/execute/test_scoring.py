@@ -1,6 +1,7 @@
 """The number of an objective, against torch's own functions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,6 +154,36 @@ def test_losses_are_those_of_torch(
     assert torch.equal(number(loss(kind, labels, is_sum=is_sum), LOGITS, labels), expected)
 
 
+CLASS_WEIGHTS = (0.5, 1.0, 2.0, 1.0, 1.5, 0.0)
+
+
+@pytest.mark.parametrize("is_sum", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "function", "labels"),
+    [
+        (LossKind.CROSS_ENTROPY, F.cross_entropy, CLASSES),
+        (LossKind.CROSS_ENTROPY, F.cross_entropy, LOGITS.softmax(1)),
+        (LossKind.NLL, F.nll_loss, torch.tensor([0, -100, 2, 2])),
+        (LossKind.BCE_WITH_LOGITS, F.binary_cross_entropy_with_logits, LOGITS.sigmoid()),
+    ],
+)
+def test_class_weights_are_the_weight_of_torch(
+    kind: LossKind, function: Callable[..., torch.Tensor], labels: torch.Tensor, is_sum: bool
+) -> None:
+    weighted = replace(loss(kind, labels, is_sum=is_sum), class_weights=CLASS_WEIGHTS)
+    expected = function(LOGITS, labels, torch.tensor(CLASS_WEIGHTS), reduction="sum" if is_sum else "mean")
+    assert torch.equal(number(weighted, LOGITS, labels), expected)
+
+
+def test_class_weights_of_another_number_of_classes_are_refused() -> None:
+    weighted = replace(loss(LossKind.CROSS_ENTROPY, CLASSES), class_weights=(1.0, 2.0, 0.5))
+    error = refused(lambda: number(weighted, LOGITS, CLASSES))
+    assert (error.reason, "3 class weights for 6 classes" in error.message) == (
+        ErrorReason.OBJECTIVE_REJECTED,
+        True,
+    )
+
+
 WRAPPING = [
     (torch.tensor([240, 7, 44, 0], dtype=torch.uint8), 1000),  # 1000 is 232 in uint8
     (torch.tensor([100, 7, 44, 0], dtype=torch.int8), 300),  # 300 is 44 in int8
@@ -176,9 +207,11 @@ def test_a_label_that_is_no_class_is_not_taken_for_the_ignored_one() -> None:
 
 
 def test_the_divergence_is_a_mean_over_the_batch() -> None:
-    value, labels = LOGITS.log_softmax(1), LOGITS.flip(0).softmax(1)
-    expected = F.kl_div(value, labels, reduction="batchmean")
-    assert torch.equal(number(loss(LossKind.KL_DIV, labels), value, labels), expected)
+    labels = LOGITS.flip(0).softmax(1)
+    expected = F.kl_div(LOGITS.log_softmax(1), labels, reduction="batchmean")
+    assert torch.equal(number(loss(LossKind.KL_DIV, labels), LOGITS, labels), expected)
+    again = number(loss(LossKind.KL_DIV, labels), LOGITS.log_softmax(1), labels)
+    torch.testing.assert_close(again, expected)  # log-probabilities are logits, too
 
 
 def test_segmentation_has_a_label_for_each_position() -> None:

@@ -72,4 +72,4 @@ def test_nothing_else_decides_who_is_merged() -> None:
     assert users("MergeGroup") == {"merge_group.py"}
     assert users("merge_group") == {"merge_group.py", "variants.py"}
     assert users("MergingQueue") == {"merging.py", "variants.py"}
-    assert users("run_group") == {"compiled_pass.py"}  # `variants.py` hands it on
+    assert users("run_together") == {"runner.py"}  # `variants.py` hands it on

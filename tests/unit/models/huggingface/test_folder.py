@@ -102,15 +102,15 @@ def test_quantized_weights_and_adapters_are_refused(tmp_path: Path) -> None:
 def test_pickles_are_refused_with_the_cure(tmp_path: Path) -> None:
     folder = _config(tmp_path)
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ServiceError, match=r"trocar convert pytorch_model.bin model.safetensors"):
+    with pytest.raises(ServiceError, match=r"trocar admin convert pytorch_model.bin model.safetensors"):
         check_weights(open_folder(folder))
 
 
 @pytest.mark.parametrize(
     ("files", "advice"),
     [
-        (("optimizer.pt", "pytorch_model.bin", "scheduler.pt"), "trocar convert pytorch_model.bin model"),
-        (("model.pt", "optimizer.pt", "training_args.bin"), "trocar convert model.pt model"),
+        (("optimizer.pt", "pytorch_model.bin", "scheduler.pt"), "admin convert pytorch_model.bin model"),
+        (("model.pt", "optimizer.pt", "training_args.bin"), "trocar admin convert model.pt model"),
         (
             ("optimizer.pt", *(f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2))),
             r"save_pretrained\(FOLDER\)",

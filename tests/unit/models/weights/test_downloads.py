@@ -114,7 +114,7 @@ def test_an_impossible_download_says_how_to_give_a_file(attempt, data_dir: Path)
     with pytest.raises(ServiceError) as error:
         attempt(parse_model_argument("resnet18"), CPU, data_dir)
     assert reason_of(error) is ErrorReason.WEIGHTS_UNAVAILABLE
-    assert f"`trocar convert {RESNET18}.pth {RESNET18}.safetensors`" in error.value.message
+    assert f"`trocar admin convert {RESNET18}.pth {RESNET18}.safetensors`" in error.value.message
     assert f"`trocar serve resnet18={RESNET18}.safetensors`" in error.value.message
     assert "`trocar serve resnet18=random:0`" in error.value.message
     assert "network is unreachable" in error.value.message

@@ -7,12 +7,21 @@ import pytest
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
 from trocar_api.reasons import ErrorReason
-from trocar_api.v1 import dataset_pb2, fit_pb2, reduction_pb2, statistics_pb2, tap_pb2, trainer_pb2
+from trocar_api.v1 import (
+    dataset_pb2,
+    fit_pb2,
+    position_pb2,
+    reduction_pb2,
+    statistics_pb2,
+    tap_pb2,
+    trainer_pb2,
+)
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.statistics_pb2 import STATISTIC_HISTOGRAM, STATISTIC_MEAN, STATISTIC_QUANTILES
 from trocar_server.config import Limits
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec import (
+    positions,
     processor_inputs,
     reductions,
     selector_parts,
@@ -42,6 +51,12 @@ def message(parts: int = 0) -> pb.ChatMessage:
             [reduction_pb2.Reduction(gram=reduction_pb2.GramReduction())] * 17,
             (reductions, "_reduction"),
             ErrorReason.REDUCTION_REJECTED,
+        ),
+        (
+            lambda given: positions.positions_from_wire("positions", given),
+            position_pb2.Positions(spans=[reduction_pb2.TextSpan(text="a")] * 257),
+            (positions, "span_from_wire"),
+            ErrorReason.INVALID_ARGUMENT,
         ),
         (
             lambda given: selector_parts.selector_text("parts", given),

@@ -164,6 +164,19 @@ _PENALTY = f"{_TERM}.gradient_penalty"
             ErrorReason.INVALID_TENSOR,
             f"{_TERM}.loss.labels",
         ),
+        *(
+            (
+                term(loss=pb.Loss(kind=kind, labels=LABELS, class_weights=weights)),
+                INVALID,
+                f"{_TERM}.loss.class_weights",
+            )
+            for kind, weights in (
+                (pb.LOSS_KIND_MSE, [1.0, 2.0]),
+                (pb.LOSS_KIND_NLL, [1.0, -2.0]),
+                (pb.LOSS_KIND_NLL, [1.0, NAN]),
+                (pb.LOSS_KIND_NLL, [0.0, 0.0]),
+            )
+        ),
         (term(gradient_penalty=pb.GradientPenalty()), INVALID, f"{_PENALTY}.of.terms"),
         (
             term(gradient_penalty=pb.GradientPenalty(of=objective(term(class_score=LOGIT)), center=NAN)),

@@ -18,6 +18,7 @@ from trocar_server.tensors.edits import (
     Add,
     AddInput,
     Affine,
+    Cap,
     Cast,
     Clamp,
     Dropout,
@@ -77,7 +78,9 @@ WHOLE: list[tuple[dict[str, Any], Operation]] = [
     ({"swap": pb.SwapEdit(selector="conv")}, Swap("", "conv")),
     ({"add_input": pb.AddInputEdit()}, AddInput()),
     ({"steer": pb.SteerEdit(direction=spec(2, 3), alpha=2, keeps_norm=True)}, Steer(OURS, 2.0, True)),
+    ({"steer": pb.SteerEdit(direction=spec(2, 3), is_relative=True)}, Steer(OURS, 0.0, is_relative=True)),
     ({"steer": pb.SteerEdit(direction=spec(3))}, Steer(OperandSpec(torch.float32, (3,)), 0.0)),
+    ({"cap": pb.CapEdit(direction=spec(3), low=-1)}, Cap(OperandSpec(torch.float32, (3,)), -1.0)),
     ({"project_out": pb.ProjectEdit(basis=spec(2, 3))}, Project(OURS)),
     ({"project_onto": pb.ProjectEdit(basis=spec(2, 3))}, ProjectOnto(OURS)),
     ({"top_k": pb.TopKEdit(k=2)}, TopK(2)),
@@ -101,7 +104,9 @@ def test_every_operation_is_converted(fields: dict[str, Any], expected: Operatio
 
 
 ON_THE_WIRE = [
-    field for field in pb.Edit.DESCRIPTOR.oneofs_by_name["operation"].fields if field.name != "stored"
+    field
+    for field in pb.Edit.DESCRIPTOR.oneofs_by_name["operation"].fields
+    if field.name not in ("stored", "direction")
 ]
 
 

@@ -11,7 +11,7 @@ from trocar_api.v1 import statistics_pb2, tensor_pb2
 from trocar_server.engine.request.plan import Plan, TapRequest
 from trocar_server.engine.resolve.tap_outputs import Output, TapTarget
 from trocar_server.engine.run.extraction import Extraction
-from trocar_server.engine.run.forward_pass import FeatureMap
+from trocar_server.engine.run.pass_result import FeatureMap
 from trocar_server.rpc.codec.replies import (
     CachedHead,
     describe_output,

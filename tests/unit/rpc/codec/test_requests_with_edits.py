@@ -175,7 +175,7 @@ NODE = tap_pb2.Tap(selector="fx:add")
         ({"sources": [source("", tensor((1,)))]}, INVALID, "sources[0].name", "1024"),
         ({"sources": [source("x" * 1025, tensor((1,)))]}, INVALID, "sources[0].name", "1024"),
         ({"sources": [source("a", tensor((1,)))] * 2}, INVALID, "sources[1].name", "unique"),
-        ({"sources": [source("a")]}, INVALID, "sources[0].inputs", "1 to 64"),
+        ({"sources": [source("a")]}, INVALID, "sources[0].inputs", "none given"),
         (
             {"sources": [source("a", tensor((0, 1)))]},
             ErrorReason.EMPTY_BATCH,

@@ -82,15 +82,18 @@ def test_what_is_refused_is_refused_each_time() -> None:
             requests.read(message(wanted))[0].plan(LIMITS, {})
 
 
-def test_stored_edits_are_never_remembered() -> None:
+@pytest.mark.parametrize(("size", "is_kept"), [(4, True), (1 << 20, False)])
+def test_a_plan_with_stored_edits_is_remembered_for_the_same_small_list(size: int, *, is_kept: bool) -> None:
     requests, wanted = PlanCache(), asked(inputs=[tensor(shape=[2, 3])])
     wanted.edits.add().stored = "mine"
     known, _, _ = requests.read(message(wanted))
-    for count in (0, 1):
-        operands = [np.zeros(4, np.uint8)] * count
-        first, _ = known.plan(LIMITS, {"mine": StoredList((), tuple(operands), bytes([count]))})
-        second, _ = known.plan(LIMITS, {"mine": StoredList((), tuple(operands), bytes([count]))})
-        assert first is not second
+    plans = []
+    for content in (0, 0, 1, 0):
+        stored = StoredList((), (np.zeros(size, np.uint8),), bytes([content]))
+        plans.append(known.plan(LIMITS, {"mine": stored})[0])
+    assert (plans[0] is plans[1]) == is_kept
+    assert plans[1] is not plans[2]
+    assert plans[2] is not plans[3]
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:

@@ -97,3 +97,46 @@ def test_a_stage_of_a_stage_is_no_module() -> None:
 def test_near_names_are_also_those_of_stages() -> None:
     assert "stage1" in refused("stage3").message
     assert "penultimate" in refused("penultimat").message
+
+
+NUMBERED = replace(
+    recorded(Plain, (2, 3, 8, 8)),
+    stages={"layer[0]": "conv", "layer[1]": "relu@0", "layer[2]": "fc", "text.mlp[0]": "fc", "stem": "conv"},
+)
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("layer[*]", ["conv", "relu@0", "fc"]),
+        ("layer[1]", ["relu@0"]),
+        ("layer[-1]", ["fc"]),
+        ("text.mlp[*]", ["fc"]),
+    ],
+)
+def test_a_star_stands_for_the_stages_of_all_blocks(selector: str, expected: list[str]) -> None:
+    assert names(selector, NUMBERED) == expected
+
+
+@pytest.mark.parametrize(
+    ("selector", "problem"),
+    [
+        (
+            "block[*]",
+            r"no numbered stages 'block\[0\]', ...; it has layer\[\*\], text.mlp\[\*\]; to select modules",
+        ),
+        ("stem[*]", "no numbered stages"),
+        ("conv[*]", "no numbered stages"),
+    ],
+)
+def test_a_star_without_numbered_stages_is_refused(selector: str, problem: str) -> None:
+    with pytest.raises(ServiceError, match=problem) as caught:
+        resolve([parse_selector(selector)], NUMBERED)
+    assert caught.value.reason is ErrorReason.UNKNOWN_MODULE
+
+
+@pytest.mark.parametrize("selector", ["layer[0][*]", "layer[*", "layer*[*]:Conv2d", "fx:layer[*]", "re:x[*"])
+def test_a_star_comes_first_and_alone(selector: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        parse_selector(selector)
+    assert caught.value.reason is ErrorReason.INVALID_SELECTOR

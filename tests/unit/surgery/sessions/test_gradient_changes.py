@@ -29,7 +29,7 @@ ODD = torch.tensor([NAN, INF, -INF, -0.0, 3.0])
             {"nan": 1.0, "posinf": 5, "neginf": -5.0},
             lambda g: torch.nan_to_num(g, 1.0, 5.0, -5.0),
         ),
-        ("norm_limit", {"limit": 1e6}, lambda g: g),
+        ("normalise", {"max_norm": 1e6}, lambda g: g),
     ],
 )
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ ODD = torch.tensor([NAN, INF, -INF, -0.0, 3.0])
 def test_a_change_is_that_of_torch(
     name: str, options: dict[str, object], oracle: Callable[[Tensor], Tensor], gradient: Tensor
 ) -> None:
-    if name == "norm_limit" and gradient is ODD:
+    if name == "normalise" and gradient is ODD:
         return  # its norm is no number: another test
     before = gradient.clone()
     changed = make_change(name, options)(gradient)
@@ -50,28 +50,28 @@ def test_a_change_is_that_of_torch(
 
 def test_noise_is_drawn_from_the_present_random_numbers() -> None:
     torch.manual_seed(4)
-    changed = make_change("noise", {"std": 0.1})(GRADIENT)
+    changed = make_change("noise", {"scale": 0.1})(GRADIENT)
     torch.manual_seed(4)
     assert torch.equal(changed, GRADIENT + 0.1 * torch.randn_like(GRADIENT))
 
 
 @pytest.mark.parametrize("limit", [1e-3, 0.7, 2.0])
 def test_a_norm_is_limited(limit: float) -> None:
-    changed = make_change("norm_limit", {"limit": limit})(GRADIENT)
+    changed = make_change("normalise", {"max_norm": limit})(GRADIENT)
     norm = float(GRADIENT.double().norm())
     assert float(changed.double().norm()) == pytest.approx(min(limit, norm), rel=1e-6)
     assert torch.allclose(changed, GRADIENT * min(1.0, limit / norm))
 
 
 def test_a_norm_of_large_finite_numbers_is_no_infinity() -> None:
-    changed = make_change("norm_limit", {"limit": 1.0})(torch.tensor([3e30, -4e30]))
+    changed = make_change("normalise", {"max_norm": 1.0})(torch.tensor([3e30, -4e30]))
     assert torch.allclose(changed, torch.tensor([0.6, -0.8]))
 
 
 def test_a_norm_that_is_no_number_shows() -> None:
-    assert make_change("norm_limit", {"limit": 1.0})(torch.tensor([NAN, 1.0])).isnan().any()
-    assert make_change("norm_limit", {"limit": 1.0})(torch.tensor([INF, 1.0])).isnan().any()
-    assert not make_change("norm_limit", {"limit": 0.0})(torch.zeros(3)).any()
+    assert make_change("normalise", {"max_norm": 1.0})(torch.tensor([NAN, 1.0])).isnan().any()
+    assert make_change("normalise", {"max_norm": 1.0})(torch.tensor([INF, 1.0])).isnan().any()
+    assert not make_change("normalise", {"max_norm": 0.0})(torch.zeros(3)).any()
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_norm_that_is_no_number_shows() -> None:
         ("scale", {}, "scale needs the option 'factor'"),
         ("scale", {"factor": None}, "scale needs the option 'factor'"),
         ("zero", {"x": 1}, "zero has no option 'x'; available: none"),
-        ("noise", {"std": -1.0}, "std must be at least 0"),
-        ("norm_limit", {"limit": -1.0}, "limit must be at least 0"),
+        ("noise", {"scale": -1.0}, "scale must be at least 0"),
+        ("normalise", {"max_norm": -1.0}, "max_norm must be at least 0"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict[str, object], message: str) -> None:

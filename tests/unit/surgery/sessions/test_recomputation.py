@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import trocar_server
-from trocar_server.engine.execute.collecting import PassSpec, Scoring, collect
+from trocar_server.engine.execute.collecting import PassSpec, collect
+from trocar_server.engine.execute.scoring import Scoring
 from trocar_server.engine.request.objective import Objective, Term, ValueScore
 from trocar_server.surgery import EditTarget, GradientPoint, PassGuard, Surgery, Target, parse_selector
 from trocar_server.surgery.sessions import recomputation

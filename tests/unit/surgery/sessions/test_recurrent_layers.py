@@ -5,7 +5,8 @@ import torch
 
 from tests.support.models.surgical_models import Noted
 from tests.support.servers.serving import rebuilt
-from trocar_server.engine.execute.collecting import PassSpec, Scoring, collect
+from trocar_server.engine.execute.collecting import PassSpec, collect
+from trocar_server.engine.execute.scoring import Scoring
 from trocar_server.engine.request.objective import Objective, Term, ValueScore
 from trocar_server.surgery import GradientPoint, PassGuard, Surgery, Target, parse_selector
 

@@ -11,6 +11,7 @@ from trocar_server.tensors.edits import (
     Add,
     AddInput,
     Affine,
+    Cap,
     Cast,
     Clamp,
     Dropout,
@@ -101,7 +102,11 @@ def cases(
     )
     for direction in directions:
         yield case(Steer(spec(direction), -1.5), direction)
+        if direction.ndim == 1 and not dtype.is_complex:
+            yield case(Cap(spec(direction), -0.25, 0.5), direction)
+            yield case(Cap(spec(direction), low=0.25), direction)
         yield case(Steer(spec(direction), 2.5, keeps_norm=True), direction)
+        yield case(Steer(spec(direction), 0.75, is_relative=True), direction)
     yield case(Project(spec(basis)), basis)
     yield case(ProjectOnto(spec(basis)), basis)
     yield case(Swap("clean"), other=True)

@@ -14,6 +14,7 @@ from trocar_server.tensors.edits import (
     Add,
     AddInput,
     Affine,
+    Cap,
     Cast,
     Clamp,
     Dropout,
@@ -139,6 +140,17 @@ def _resample(wanted: Resample, x: Array, _c: Any, _o: Any, samples: int, _chann
     return np.take(x, order.numpy(), samples)
 
 
+def _cap(wanted: Cap, x: Array, operands: list[Array], _: Any, __: int | None, channels: int) -> Array:
+    (direction,) = operands
+    unit = direction.astype(np.float64)
+    unit = unit / (np.linalg.norm(unit) or 1)
+    last = np.moveaxis(x, channels, -1)
+    component = last @ unit
+    low, high = (np.inf * sign if end is None else end for end, sign in ((wanted.low, -1), (wanted.high, 1)))
+    capped = last + (np.clip(component, low, high) - component)[..., None] * unit
+    return np.moveaxis(capped, -1, channels)
+
+
 def _steer(
     wanted: Steer, x: Array, operands: list[Array], _: Any, samples: int | None, channels: int
 ) -> Array:
@@ -147,6 +159,11 @@ def _steer(
     if direction.ndim == 2:
         assert samples == 0
         direction = direction.reshape(direction.shape[0], *[1] * (x.ndim - 2), direction.shape[1])
+    if wanted.is_relative:
+        lengths = np.linalg.norm(direction, axis=-1, keepdims=True)
+        direction = (
+            direction / np.where(lengths == 0, 1, lengths) * np.linalg.norm(last, axis=-1, keepdims=True)
+        )
     steered = last + wanted.alpha * direction
     if wanted.keeps_norm:
         before = np.linalg.norm(last, axis=-1, keepdims=True)
@@ -212,6 +229,7 @@ _WORK: dict[type[Operation], Callable[..., Array]] = {
     MeanAblate: _mean_ablate,
     Resample: _resample,
     Steer: _steer,
+    Cap: _cap,
     Project: _project,
     ProjectOnto: _project,
     TopK: _top_k,

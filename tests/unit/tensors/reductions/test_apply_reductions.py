@@ -94,7 +94,7 @@ def test_the_form_that_a_plan_says_is_the_form_that_comes(
         return
     assert planned.value.is_meta
     assert signatures(found) == signatures(planned)
-    assert (found.channel_dim, found.has_samples) == (planned.channel_dim, planned.has_samples)
+    assert (found.channel_dim, found.samples_dim) == (planned.channel_dim, planned.samples_dim)
     assert (found.extra_bytes, list(found.companions)) == (planned.extra_bytes, list(planned.companions))
 
 

@@ -62,6 +62,25 @@ def test_every_float_can_be_cast_to_a_half(dtype: torch.dtype, target: torch.dty
     assert found.max_error == client_error(value, found)
 
 
+@pytest.mark.parametrize("target", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+)
+def test_floats_of_8_bits_become_halves_exactly(dtype: torch.dtype, target: torch.dtype) -> None:
+    every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype)
+    found = cast_value(every, Cast(target))
+    np.testing.assert_array_equal(found.value.double().numpy(), every.double().numpy())
+    assert (found.max_error, found.original_dtype) == (0.0, dtype)
+    assert cast_signature(every.shape, dtype, Cast(target), None).dtype is target
+
+
+def test_floats_of_8_bits_become_int8_as_their_float32_does() -> None:
+    value = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    found, expected = cast_value(value, INT8), cast_value(value.float(), INT8)
+    assert torch.equal(found.value, expected.value)
+    assert (found.scales, found.max_error) == (expected.scales, expected.max_error)
+
+
 def test_a_value_too_large_for_float16_makes_the_error_infinite() -> None:
     assert cast_value(torch.tensor([1.0, 65520.0]), Cast(torch.float16)).max_error == float("inf")
     assert cast_value(torch.tensor([1.0, 65504.0]), Cast(torch.float16)).max_error == 0
@@ -134,7 +153,7 @@ def test_int8_refuses_what_float32_scales_cannot_say() -> None:
 
 
 @pytest.mark.parametrize("cast", [Cast(torch.float16), Cast(torch.bfloat16), INT8])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 def test_only_floats_are_cast(cast: Cast, dtype: torch.dtype) -> None:
     assert "float" in refusal(torch.zeros(2, 3, dtype=dtype), cast)
     with pytest.raises(ServiceError, match="float"):

@@ -75,7 +75,7 @@ def alone(order: str, sample: int, *reductions: Any) -> torch.Tensor:
 )
 def test_each_sample_has_the_numbers_that_it_has_alone(order: str, reduction: Any) -> None:
     found = reduced(order, reduction, filling=7.0)
-    assert found.has_samples
+    assert found.samples_dim == 0
     for sample in range(3):
         expected = alone(order, sample, reduction)
         torch.testing.assert_close(found.value[sample : sample + 1], expected, rtol=1e-5, atol=1e-6)

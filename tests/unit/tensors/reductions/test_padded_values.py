@@ -17,6 +17,7 @@ from trocar_server.tensors.reductions import (
     Crop,
     Gram,
     Index,
+    Peak,
     Pool,
     PoolKind,
     Reduced,
@@ -255,3 +256,11 @@ def test_the_filling_of_rows_is_not_among_the_top_tokens() -> None:
     value = -torch.rand((2, 5, 3)) - 1
     found = reduce_value(value, [TokenRows(((1, 2, 4), (0,)), 5, (0, 0)), TopK(1, 1)]).value
     assert torch.equal(found[:, 0], torch.stack([value[0, [1, 2, 4]].amax(0), value[1, 0]]))
+
+
+def test_padding_has_no_peak() -> None:
+    found = reduce_value(padded(filling=1e9), [Peak()], own=Own((0, 1), MASK))
+    for sample, kept in enumerate(MASK):
+        own = padded()[sample].masked_fill(~kept[:, None], -torch.inf)
+        assert torch.equal(found.value[sample], own.amax(0))
+        assert torch.equal(found.companions["indices"][sample], own.argmax(0))

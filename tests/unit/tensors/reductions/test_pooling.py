@@ -10,7 +10,15 @@ import torch.nn.functional as F
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.tensors.reductions import Pool, PoolKind, reduce_value
+from trocar_server.tensors.reductions import (
+    Index,
+    Peak,
+    Pool,
+    PoolKind,
+    Reduction,
+    reduce_value,
+    reduced_signature,
+)
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DIMS = {3: (1,), 4: (2, 3), 5: (2, 3, 4)}
@@ -25,7 +33,7 @@ def pooled(value: torch.Tensor, *arguments: Any, channel_dim: int | None = None)
     return reduce_value(value, [Pool(*arguments)], channel_dim).value
 
 
-def refusal(value: torch.Tensor, wanted: Pool, channel_dim: int | None = None) -> str:
+def refusal(value: torch.Tensor, wanted: Reduction, channel_dim: int | None = None) -> str:
     with pytest.raises(ServiceError) as refused:
         reduce_value(value, [wanted], channel_dim)
     assert refused.value.reason is ErrorReason.REDUCTION_REJECTED
@@ -96,7 +104,7 @@ def test_cls_is_the_first_token() -> None:
     value = random(2, 5, 3)
     found = reduce_value(value, [Pool(PoolKind.CLS)])
     assert torch.equal(found.value, value[:, 0])
-    assert (found.channel_dim, found.has_samples) == (1, True)
+    assert (found.channel_dim, found.samples_dim) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", [PoolKind.AVG, PoolKind.MAX, PoolKind.GEM])
@@ -155,3 +163,38 @@ def test_strides_do_not_matter(view: Callable[[torch.Tensor], torch.Tensor]) -> 
     torch.testing.assert_close(
         pooled(value, PoolKind.AVG, (2,)), F.adaptive_avg_pool2d(value.contiguous(), 2)
     )
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])
+@pytest.mark.parametrize("shape", [(2, 5, 3), (2, 3, 5, 4), (2, 3, 2, 5, 4)])
+def test_peaks_are_the_maxima_of_torch_and_their_positions(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    value, dims = (random(*shape) * 100).to(dtype), DIMS[len(shape)]
+    found = reduce_value(value, [Peak()])
+    assert torch.equal(found.value, value.amax(dims))
+    channels = 2 if len(shape) == 3 else 1
+    rows = value.movedim(channels, 1).flatten(2)
+    assert torch.equal(rows.gather(2, found.companions["indices"][..., None])[..., 0], found.value)
+    assert (found.samples_dim, found.channel_dim) == (0, 1)
+    planned = reduced_signature(shape, dtype, [Peak()])
+    assert (planned.value.shape, planned.value.dtype) == (found.value.shape, dtype)
+    assert planned.companions["indices"].shape == found.companions["indices"].shape
+
+
+def test_peaks_of_other_channels_are_numbered_through_the_other_dimensions() -> None:
+    value = torch.zeros(1, 2, 3, 4)
+    value[0, 1, 2, 3] = 1
+    found = reduce_value(value, [Peak()], channel_dim=-1)
+    assert found.companions["indices"][0].tolist() == [0, 0, 0, 5]
+
+
+def test_a_peak_without_positions_is_refused() -> None:
+    assert "no positions" in refusal(random(2, 5), Peak())
+    assert "no positions" in refusal(random(2, 5, 0, 3), Peak())
+    assert "real numbers" in refusal(random(2, 5, 3).to(torch.complex64), Peak())
+
+
+def test_a_peak_is_the_last_reduction() -> None:
+    with pytest.raises(ServiceError, match="a peak must be the last reduction"):
+        reduce_value(random(2, 5, 3, 3), [Peak(), Index((0,))])

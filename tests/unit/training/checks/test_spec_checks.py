@@ -61,7 +61,7 @@ def _problems(
         },
         {
             "trainable": ["layer4", "fc"],
-            "gradient_rules": [
+            "gradient_edits": [
                 {"selector": "fc.*", "name": "clamp", "options": {"low": -0.1, "high": 0.1}},
                 {"selector": "layer4.0.relu@1/grad_out", "name": "zero"},
                 {"selector": "stage4/grad_in", "name": "scale", "options": {"factor": 2}},
@@ -137,8 +137,8 @@ def test_what_works_is_let_through(resnet: tuple[HostedModel, Recording], fields
             "must be one of mean, sum, not 'none'",
         ),
         (
-            {"losses": [{"name": "cross_entropy", "options": {"weight": [1.0, 2.0]}}]},
-            "losses[0].options.weight: must be a list of 1000 numbers, at least 0, one for each class",
+            {"losses": [{"name": "cross_entropy", "options": {"class_weights": [1.0, 2.0]}}]},
+            "losses[0].options.class_weights: must be a list of 1000 numbers, at least 0, one for each class",
         ),
         (
             {"losses": [{"name": "cross_entropy", "options": {"label_smoothing": 1.5}}]},
@@ -165,15 +165,15 @@ def test_what_works_is_let_through(resnet: tuple[HostedModel, Recording], fields
             "none of these parameters is trained",
         ),
         (
-            {"trainable": ["fc"], "gradient_rules": [{"selector": "layer1", "name": "zero"}]},
-            "gradient_rules[0].selector: none of the 12 parameters of 'layer1' is trained",
+            {"trainable": ["fc"], "gradient_edits": [{"selector": "layer1", "name": "zero"}]},
+            "gradient_edits[0].selector: none of the 12 parameters of 'layer1' is trained",
         ),
         (
-            {"gradient_rules": [{"selector": "fc", "name": "clamp", "options": {"low": 1, "high": 0}}]},
-            "gradient_rules[0]: clamp: low 1.0 is above high 0.0",
+            {"gradient_edits": [{"selector": "fc", "name": "clamp", "options": {"low": 1, "high": 0}}]},
+            "gradient_edits[0]: clamp: low 1.0 is above high 0.0",
         ),
-        ({"gradient_rules": [{"selector": "fcc/grad_out", "name": "zero"}]}, "no module 'fcc'; nearest: fc"),
-        ({"gradient_rules": [{"selector": "fc/in", "name": "zero"}]}, "'fc/in' selects a value of a pass"),
+        ({"gradient_edits": [{"selector": "fcc/grad_out", "name": "zero"}]}, "no module 'fcc'; nearest: fc"),
+        ({"gradient_edits": [{"selector": "fc/in", "name": "zero"}]}, "'fc/in' selects a value of a pass"),
         (
             {"optimizer": {"options": {"lr": -1}}},
             "optimizer.options: PyTorch rejects them: Invalid learning rate",
@@ -235,7 +235,7 @@ def test_all_problems_come_in_one_error(resnet: tuple[HostedModel, Recording]) -
         optimizer={"name": "sgd", "options": {"momentun": 0.9}, "in_backward": True},
         schedule={"name": "cosine", "options": {"T_max": 0}},
         clip_norm=1.0,
-        gradient_rules=[{"selector": "layer9", "name": "scale"}],
+        gradient_edits=[{"selector": "layer9", "name": "scale"}],
     )
     assert "9 problems: (1)" in found
     for part in ("head.path", "trainable[0]", "losses[0].selector", "losses[1].options.delta", "momentun"):
@@ -243,8 +243,8 @@ def test_all_problems_come_in_one_error(resnet: tuple[HostedModel, Recording]) -
     for part in (
         "T_max",
         "in_backward",
-        "gradient_rules[0]: scale needs",
-        "gradient_rules[0].selector: 'layer9'",
+        "gradient_edits[0]: scale needs",
+        "gradient_edits[0].selector: 'layer9'",
     ):
         assert part in found
 
@@ -367,8 +367,8 @@ def test_the_hosted_model_stays_as_it_was(resnet: tuple[HostedModel, Recording])
             ["optimizer.name: ", "optimizer.options.lr: must be a number, a string"],
         ),
         (
-            {"model_id": "m", "gradient_rules": [{"selector": "x", "name": "zero"}, {"name": "flip"}]},
-            ["gradient_rules[1].selector: is required", "gradient_rules[1].name: "],
+            {"model_id": "m", "gradient_edits": [{"selector": "x", "name": "zero"}, {"name": "flip"}]},
+            ["gradient_edits[1].selector: is required", "gradient_edits[1].name: "],
         ),
         ({"model_id": "m", "ema_decay": float("nan")}, ["ema_decay: "]),
         ({"model_id": "m", "losses": [{"name": "mse", "weight": float("inf")}]}, ["losses[0].weight: "]),

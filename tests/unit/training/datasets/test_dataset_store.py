@@ -280,13 +280,12 @@ def test_what_can_be_no_data_set_is_refused_and_leaves_nothing(
 class FailingDisk:
     """Fails one call of the functions that write, counted over all of them."""
 
-    NAMES = ("open", "write", "fsync", "link", "mkdir")
+    NAMES = ("open", "write", "fsync", "link", "mkdir", "replace")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
         self._number, self._code, self.count, self.is_on = number, code, 0, True
         for name in self.NAMES:
             monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
-        monkeypatch.setattr(Path, "replace", self._counted("replace", Path.replace))
 
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -413,6 +412,24 @@ def test_without_hard_links_every_owner_has_his_own_copy(
     assert files(folder / "pool") == files(folder / "incoming") == set()
 
 
+def test_a_content_with_too_many_links_is_stored_again(
+    kept: DatasetStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def linked(source: Path, target: Path) -> None:
+        if os.stat(source).st_nlink > 2:  # noqa: PTH116
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", linked)
+    for principal in ("alice", "bob", "carol", "dave"):
+        assert reader_sum(kept, principal, upload(kept, principal, *BOTH)) == X.sum()
+    inodes = {path.stat().st_ino for path in folder.glob("owners/*/shards/*")}
+    assert (len(inodes), files(folder / "incoming")) == (4, set())
+    assert files(folder / "pool") == {digest(FIRST), digest(SECOND)}
+
+
 KILLED = """
 import hashlib, os, signal, sys
 from pathlib import Path
@@ -431,9 +448,8 @@ def counted(real, number, seen=[]):
     return call
 
 def upload(place, number):
-    for name in ("write", "fsync", "link", "unlink"):
+    for name in ("write", "fsync", "link", "unlink", "replace"):
         setattr(os, name, counted(getattr(os, name), number))
-    Path.replace = counted(Path.replace, number)
     store = DatasetStore(place, 1 << 20, 10_000)
     begun = store.begin("alice", Manifest("digits", 6, (), shards))
     for index in begun.missing:

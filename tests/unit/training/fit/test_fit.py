@@ -128,7 +128,7 @@ def test_a_fit_that_goes_on_in_another_process_ends_the_same(
         "accumulation": 2,
         "ema_decay": 0.9,
         "schedule": {"name": "cosine", "warmup": 2},
-        "gradient_rules": [{"selector": "fc", "name": "clamp", "options": {"low": -0.1, "high": 0.1}}],
+        "gradient_edits": [{"selector": "fc", "name": "clamp", "options": {"low": -0.1, "high": 0.1}}],
     }
     train, evaluation = dataset(22), dataset(10, seed=2)
     settings: dict[str, Any] = {

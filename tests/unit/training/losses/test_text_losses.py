@@ -54,6 +54,64 @@ def test_the_causal_loss_and_its_gradient_are_those_of_transformers(labels: Tens
     assert torch.equal(ours, own)
 
 
+ADVANTAGES = torch.tensor([[0.0, 1.0, -2.0, 0.5, 1.5], [0.0, -1.0, 9.0, 9.0, 9.0]])
+LOGITS = torch.randn(2, 5, 30, generator=torch.Generator().manual_seed(1)) * 3
+
+
+def policy(targets: dict[str, Tensor], value: Tensor = LOGITS, /, **options: Any) -> Tensor:
+    function = LossFunction([LossSpec(name="policy_gradient", options=options)])
+    function.check_targets(targets, len(value), {0: value.shape})
+    return function(value, {}, targets)[0]
+
+
+def drawn_logs(value: Tensor = LOGITS) -> Tensor:
+    """The logarithms of the probabilities of tokens 1 to 4, by torch's own distribution."""
+    logs: Tensor = torch.distributions.Categorical(logits=value[:, :-1]).log_prob(IDS[:, 1:])
+    return logs
+
+
+COUNTED = LABELS[:, 1:] != -100
+
+
+def test_the_policy_gradient_is_minus_the_logarithm_times_the_advantage() -> None:
+    value = LOGITS.clone().requires_grad_(True)
+    ours = policy({"token_ids": LABELS, "advantages": ADVANTAGES}, value)
+    expected = -(drawn_logs(value) * ADVANTAGES[:, 1:])[COUNTED].mean()
+    torch.testing.assert_close(ours, expected)
+    (gradient,), (own,) = torch.autograd.grad(ours, value), torch.autograd.grad(expected, value)
+    torch.testing.assert_close(gradient, own)
+    of_samples = policy({"": LABELS, "advantages": torch.tensor([2.0, -1.0])}, reduction="sum")
+    torch.testing.assert_close(of_samples, -(drawn_logs() * torch.tensor([[2.0], [-1.0]]))[COUNTED].sum())
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_with_logprobs_the_policy_gradient_is_weighted_by_ratios(clip: float | None) -> None:
+    before = F.pad(drawn_logs() + 0.6 * torch.tensor([[-1.0, 1.0, 0.1, -0.1]]), (1, 0))
+    options: dict[str, Any] = {} if clip is None else {"clip": clip}
+    ours = policy({"token_ids": LABELS, "advantages": ADVANTAGES, "logprobs": before}, **options)
+    ratios, gains = (drawn_logs() - before[:, 1:]).exp(), ADVANTAGES[:, 1:]
+    expected = ratios * gains
+    if clip is not None:
+        expected = torch.minimum(expected, ratios.clamp(1 - clip, 1 + clip) * gains)
+    torch.testing.assert_close(ours, -expected[COUNTED].mean())
+
+
+@pytest.mark.parametrize(
+    ("further", "problem"),
+    [
+        ({}, "comes with a target 'advantages'"),
+        ({"advantages": torch.zeros(3)}, "'advantages' of shape \\(3,\\)"),
+        ({"advantages": torch.zeros(2, dtype=torch.int64)}, "dtype int64"),
+        ({"advantages": torch.full((2,), torch.nan)}, "finite"),
+        ({"advantages": torch.zeros(2), "logprobs": torch.zeros(2)}, "'logprobs' of shape"),
+    ],
+)
+def test_further_targets_that_do_not_fit_are_refused(further: dict[str, Tensor], problem: str) -> None:
+    with pytest.raises(ServiceError, match=problem) as raised:
+        policy({"token_ids": LABELS, **further})
+    assert raised.value.reason is ErrorReason.TARGET_REJECTED
+
+
 def test_the_token_loss_is_that_of_transformers() -> None:
     made = model(T.BertForTokenClassification, T.BertConfig(**SIZES, num_labels=10))
     output = made(input_ids=IDS, labels=LABELS)
@@ -135,7 +193,7 @@ def test_probabilities_of_tokens_are_compared_with_each_token() -> None:
     total, _ = function(TOKENS, {}, {"": probabilities}, {}, {"attention_mask": MASK})
     rows = F.log_softmax(TOKENS, -1)[MASK == 1]
     assert torch.equal(total, F.kl_div(rows, probabilities[MASK == 1], reduction="batchmean"))
-    with pytest.raises(ServiceError, match="those of a sample sum to 1") as failure:
+    with pytest.raises(ServiceError, match="a sample's sum to 1") as failure:
         function.check_targets({"": F.softmax(TAUGHT, 1)}, len(TOKENS), {0: TOKENS.shape})
     assert failure.value.reason is ErrorReason.TARGET_REJECTED
 

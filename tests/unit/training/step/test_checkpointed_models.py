@@ -23,27 +23,27 @@ RULES = {
     "clamp": {"low": -1e-3, "high": 1e-3},
     "scale": {"factor": 0.5},
     "zero": {},
-    "noise": {"std": 0.1},
-    "norm_limit": {"limit": 1e-3},
+    "noise": {"scale": 0.1},
+    "normalise": {"max_norm": 1e-3},
 }
 TRAINERS: dict[str, dict[str, Any]] = {
     "no rule": {},
     **{
         f"{name} at {selector}": {
-            "gradient_rules": [{"selector": selector, "name": name, "options": options}]
+            "gradient_edits": [{"selector": selector, "name": name, "options": options}]
         }
         for name, options in RULES.items()
         for selector in ("block.0/grad_out", "block.1/grad_in")
     },
-    "in place": {"gradient_rules": [{"selector": "block.2/grad_in", "name": "zero"}]},
-    "of all parameters": {"gradient_rules": [{"selector": "**", "name": "clamp", "options": {"high": 1e-3}}]},
+    "in place": {"gradient_edits": [{"selector": "block.2/grad_in", "name": "zero"}]},
+    "of all parameters": {"gradient_edits": [{"selector": "**", "name": "clamp", "options": {"high": 1e-3}}]},
     "loss inside": {"losses": [{"name": "l2_norm", "selector": "block.1"}]},
     "loss at an input inside": {
         "losses": [{"name": "cross_entropy"}, {"name": "l2_norm", "selector": "block.4/in", "weight": 0.1}]
     },
     "micro-batches": {
         "accumulation": 3,
-        "gradient_rules": [
+        "gradient_edits": [
             {"selector": "block.0/grad_out", "name": "scale", "options": {"factor": 0.5}},
             {"selector": "block", "name": "clamp", "options": {"high": 1e-3}, "when": "accumulated"},
         ],
@@ -51,26 +51,26 @@ TRAINERS: dict[str, dict[str, Any]] = {
     "frozen stem": {"trainable": ["block", "fc"]},
     "frozen but the first layer": {
         "trainable": ["stem"],
-        "gradient_rules": [{"selector": "block.4/grad_in", "name": "scale", "options": {"factor": 2.0}}],
+        "gradient_edits": [{"selector": "block.4/grad_in", "name": "scale", "options": {"factor": 2.0}}],
     },
     "updates in the backward pass": {
         "optimizer": {"name": "sgd", "options": {"lr": 0.1}, "in_backward": True}
     },
     "bf16": {
         "precision": "bf16",
-        "gradient_rules": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
+        "gradient_edits": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
     },
     "checkpointed once more": {
         "activation_checkpointing": ["block"],
-        "gradient_rules": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
+        "gradient_edits": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
     },
     "spooled": {
         "saved_tensors": {"store": "spool", "min_bytes": 0},
-        "gradient_rules": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
+        "gradient_edits": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
     },
     "spooled inside": {
         "saved_tensors": {"store": "spool", "min_bytes": 0, "modules": ["block.0", "block.4", "fc"]},
-        "gradient_rules": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
+        "gradient_edits": [{"selector": "block.1/grad_in", "name": "scale", "options": {"factor": 0.5}}],
     },
 }
 
@@ -98,7 +98,7 @@ def data(count: int) -> list[Pair]:
 
 def _of_second_call(fields: dict[str, Any]) -> dict[str, Any]:
     copied = copy.deepcopy(fields)
-    for entry in (*copied.get("gradient_rules", ()), *copied.get("losses", ())):
+    for entry in (*copied.get("gradient_edits", ()), *copied.get("losses", ())):
         selector = entry.get("selector", "")
         if "block." in selector:
             path, slash, port = selector.partition("/")
@@ -118,7 +118,7 @@ def test_a_checkpointed_part_is_trained_as_without(
     assert [(each.loss, each.terms, each.changed) for each in mine] == [
         (each.loss, each.terms, each.changed) for each in results
     ]
-    assert not TRAINERS[trainer].get("gradient_rules") or any(mine[-1].changed.values())
+    assert not TRAINERS[trainer].get("gradient_edits") or any(mine[-1].changed.values())
 
 
 @pytest.mark.parametrize("use_reentrant", KINDS.values(), ids=KINDS)
@@ -137,7 +137,7 @@ def test_a_rule_inside_is_a_hook_of_plain_torch(kind: type[Layers], use_reentran
     model.block[0].register_forward_hook(clamped)
     selector = "block.0@0/grad_out" if kind is Repeated else "block.0/grad_out"
     rule = {"selector": selector, "name": "clamp", "options": {"low": -1e-3, "high": 1e-3}}
-    core = core_of(base, gradient_rules=[rule])
+    core = core_of(base, gradient_edits=[rule])
     results = run(core, data(6))
     assert_same(core.module, PlainTraining(model).run(data(6)))
     assert all(result.changed[0] > 0 for result in results)

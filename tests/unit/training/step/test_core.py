@@ -241,7 +241,7 @@ def test_label_smoothing_and_class_weights() -> None:
     weights = [0.5, 1.0, 2.0, 1.0, 1.5]
     loss = cross_entropy(label_smoothing=0.1, weight=torch.tensor(weights))
     plain = PlainTraining(plain_of(base.module, ["stem", "block", "fc"]), loss=loss)
-    term = {"name": "cross_entropy", "options": {"label_smoothing": 0.1, "weight": weights}}
+    term = {"name": "cross_entropy", "options": {"label_smoothing": 0.1, "class_weights": weights}}
     core = core_of(base, head={"classes": 5}, losses=[term])
     run(core, data)
     assert_same(core.module, plain.run(data))

@@ -58,7 +58,7 @@ def test_a_random_trainer(seed: int, tmp_path: Path) -> None:
         "deterministic": chance.random() < 0.3,
     }
     if high is not None:
-        fields["gradient_rules"] = [
+        fields["gradient_edits"] = [
             {"selector": "**", "name": "clamp", "options": {"low": -high, "high": high}}
         ]
 

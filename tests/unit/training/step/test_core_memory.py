@@ -93,7 +93,7 @@ def test_nothing_is_left_on_the_tree(tmp_path: Path) -> None:
         tmp_path,
         activation_checkpointing=["block"],
         saved_tensors={"store": "spool", "budget_bytes": 0, "min_bytes": 0, "modules": ["stem"]},
-        gradient_rules=[{"selector": "block/grad_out", "name": "scale", "options": {"factor": 0.5}}],
+        gradient_edits=[{"selector": "block/grad_out", "name": "scale", "options": {"factor": 0.5}}],
         losses=[{"name": "cross_entropy"}, {"name": "l2_norm", "selector": "stem"}],
     )
     before = torch.get_rng_state()

@@ -63,13 +63,13 @@ class TorchsHook:
 
 
 SETS: dict[str, tuple[dict[str, Any], str, Change]] = {
-    "clip": ({"selector": "**", "name": "clip_norm_of_all", "options": {"limit": 0.1}}, "", clipped),
+    "clip": ({"selector": "**", "name": "clip_norm_of_all", "options": {"max_norm": 0.1}}, "", clipped),
     "clip a part": (
         {
             "selector": "fc.weight",
             "selectors": ["fc.bias"],
             "name": "clip_norm_of_all",
-            "options": {"limit": 0.1},
+            "options": {"max_norm": 0.1},
         },
         "fc",
         clipped,
@@ -100,7 +100,7 @@ def test_a_rule_over_a_set_sees_what_torchs_hook_sees(name: str, accumulation: i
     model = copy.deepcopy(net(base))
     freeze_all_but(model, ALL)
     hook = TorchsHook(model, prefix, change)
-    core = core_of(base, gradient_rules=[rule], accumulation=accumulation)
+    core = core_of(base, gradient_edits=[rule], accumulation=accumulation)
     results = run(core, data)
     plain = PlainTraining(model, accumulation=accumulation, optimizer=hook.optimizer)
     assert_same(core.module, plain.run(data))
@@ -133,7 +133,7 @@ def test_a_rule_on_the_sum_acts_as_torchs_post_accumulate_hook(name: str, accumu
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(after)
-    core = core_of(base, gradient_rules=[{**rule, "when": "accumulated"}], accumulation=accumulation)
+    core = core_of(base, gradient_edits=[{**rule, "when": "accumulated"}], accumulation=accumulation)
     results = run(core, data)
     assert_same(core.module, PlainTraining(model, accumulation=accumulation).run(data))
     assert all(result.changed[0] > 0 for result in results)
@@ -143,7 +143,7 @@ def test_the_sum_and_each_batch_differ_where_batches_are_accumulated() -> None:
     rule = {"selector": "**", "name": "clamp", "options": {"low": -0.01, "high": 0.01}}
     largest = {}
     for when in ("batch", "accumulated"):
-        core = core_of(tiny(), gradient_rules=[{**rule, "when": when}], accumulation=3)
+        core = core_of(tiny(), gradient_edits=[{**rule, "when": when}], accumulation=3)
         for pair in batches(3):
             core.forward_backward(batch_of(pair), PassGuard())
         largest[when] = max(float(gradient.abs().max()) for gradient in core.gradients().values())
@@ -153,9 +153,9 @@ def test_the_sum_and_each_batch_differ_where_batches_are_accumulated() -> None:
 def test_a_step_that_fails_leaves_sums_as_they_were() -> None:
     rules = [
         {"selector": "**", "name": "scale", "options": {"factor": 0.5}, "when": "accumulated"},
-        {"selector": "**", "name": "clip_norm_of_all", "options": {"limit": 0.1}},
+        {"selector": "**", "name": "clip_norm_of_all", "options": {"max_norm": 0.1}},
     ]
-    core = core_of(tiny(), gradient_rules=rules, accumulation=3)
+    core = core_of(tiny(), gradient_edits=rules, accumulation=3)
     good, bad = batches(2)
     core.forward_backward(batch_of(good), PassGuard())
     before = {name: gradient.clone() for name, gradient in core.gradients().items()}
@@ -166,8 +166,8 @@ def test_a_step_that_fails_leaves_sums_as_they_were() -> None:
 
 
 def test_lbfgs_sees_the_clipped_set_in_each_of_its_passes() -> None:
-    rule = {"selector": "**", "name": "clip_norm_of_all", "options": {"limit": 1e-3}}
-    core = core_of(tiny(), gradient_rules=[rule], optimizer={"name": "lbfgs"})
+    rule = {"selector": "**", "name": "clip_norm_of_all", "options": {"max_norm": 1e-3}}
+    core = core_of(tiny(), gradient_edits=[rule], optimizer={"name": "lbfgs"})
     (result,) = run(core, batches(1))
     assert result.gradient_norm <= 1e-3 * 1.001
 
@@ -182,19 +182,19 @@ def test_a_set_with_something_not_finite_becomes_zeros(mode: str, broken: float)
 
 
 def test_large_numbers_overflow_no_norm() -> None:
-    (found,) = make_set_change("clip_norm_of_all", {"limit": 1.0})([torch.full((4,), 1e30)])
+    (found,) = make_set_change("clip_norm_of_all", {"max_norm": 1.0})([torch.full((4,), 1e30)])
     assert torch.allclose(found, torch.full((4,), 0.5))
 
 
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ({"name": "clip_norm_of_all"}, "limit"),
-        ({"name": "clip_norm_of_all", "options": {"limit": -1.0}}, "at least 0"),
+        ({"name": "clip_norm_of_all"}, "max_norm"),
+        ({"name": "clip_norm_of_all", "options": {"max_norm": -1.0}}, "at least 0"),
         ({"name": "zero_if"}, "needs a condition"),
         ({"name": "zero_if", "options": {"mode": "some", "above": 1.0}}, "'all' or 'any'"),
         ({"name": "zero_if", "options": {"abov": 1.0}}, "nearest: above"),
-        ({"name": "clip_norm_of_all", "options": {"limit": 1.0}, "selector": "fc/grad_out"}, "parameters"),
+        ({"name": "clip_norm_of_all", "options": {"max_norm": 1.0}, "selector": "fc/grad_out"}, "parameters"),
         ({"name": "zero", "when": "accumulated", "selector": "fc/grad_out"}, "parameters"),
         ({"name": "zero", "selectors": ["nothing"]}, "nothing"),
     ],
@@ -203,7 +203,7 @@ def test_a_set_rule_that_cannot_be_is_refused_when_the_trainer_is_made(
     rule: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ServiceError, match=words) as caught:
-        core_of(tiny(), gradient_rules=[{"selector": "**", **rule}])
+        core_of(tiny(), gradient_edits=[{"selector": "**", **rule}])
     assert caught.value.reason is ErrorReason.TRAINER_INVALID
 
 
@@ -222,7 +222,7 @@ class HasUnused(nn.Module):
 def test_a_rule_on_what_no_pass_reads_is_refused(selector: str, is_refused: bool) -> None:
     base = tiny(HasUnused, (3,))
     rule = {"selector": selector, "name": "zero"}
-    spec = TrainerSpec.model_validate({"model_id": "m", "gradient_rules": [rule], "train_mode": ["**"]})
+    spec = TrainerSpec.model_validate({"model_id": "m", "gradient_edits": [rule], "train_mode": ["**"]})
     recording = record_example(base)[1]
     if not is_refused:
         check_spec(spec, base, recording, {})

@@ -1,4 +1,4 @@
-"""Gradient rules inside a trainer, against hooks in plain torch, and against the notebook's numbers."""
+"""Gradient edits inside a trainer, against hooks in plain torch, and against the notebook's numbers."""
 
 import copy
 from typing import Any
@@ -51,7 +51,7 @@ def test_rules_on_parameters(name: str, accumulation: int) -> None:
     freeze_all_but(model, ALL)
     for path, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, path=path: change(path, gradient))
-    core = core_of(base, gradient_rules=specs, accumulation=accumulation)
+    core = core_of(base, gradient_edits=specs, accumulation=accumulation)
     results = run(core, data)
     assert_same(core.module, PlainTraining(model, accumulation=accumulation).run(data))
     assert all(result.changed[0] > 0 for result in results)
@@ -63,8 +63,8 @@ def test_noise_on_parameters_draws_from_the_steps_random_numbers() -> None:
     freeze_all_but(model, ALL)
     for parameter in model.fc.parameters():
         parameter.register_hook(lambda gradient: gradient + torch.randn_like(gradient) * 0.3)
-    rules = [{"selector": "fc", "name": "noise", "options": {"std": 0.3}}]
-    core = core_of(base, gradient_rules=rules)
+    rules = [{"selector": "fc", "name": "noise", "options": {"scale": 0.3}}]
+    core = core_of(base, gradient_edits=rules)
     run(core, data)
     assert_same(core.module, PlainTraining(model).run(data))
 
@@ -79,7 +79,7 @@ def test_a_rule_at_a_value_of_the_pass() -> None:
 
     model.stem.register_forward_hook(clamped)
     rules = [{"selector": "stem/grad_out", "name": "clamp", "options": {"low": -1e-3, "high": 1e-3}}]
-    core = core_of(base, gradient_rules=rules)
+    core = core_of(base, gradient_edits=rules)
     results = run(core, data)
     assert_same(core.module, PlainTraining(model).run(data))
     assert results[0].changed[0] > 0
@@ -92,7 +92,7 @@ def test_the_notebooks_clip_grad_on_its_three_layer_net() -> None:
     core = core_of(
         base,
         losses=[{"name": "l1", "weight": 5.0}],
-        gradient_rules=[{"selector": "**", "name": "clamp", "options": {"low": -1.0, "high": 1.0}}],
+        gradient_edits=[{"selector": "**", "name": "clamp", "options": {"low": -1.0, "high": 1.0}}],
     )
     core.forward_backward(Batch((x,), {}, {"": torch.full((1, 5), -1e6)}, 1), PassGuard())
     assert torch.equal(core.gradients()["fc2.bias"], torch.ones(5))
@@ -103,7 +103,7 @@ def test_a_clamp_cuts_what_is_larger() -> None:
     base = tiny(TwoLayers, (100,))
     _, x = two_layers()
     rules = [{"selector": "**", "name": "clamp", "options": {"low": -1.0, "high": 1.0}}]
-    core = core_of(base, losses=[{"name": "l1", "weight": 50.0}], gradient_rules=rules)
+    core = core_of(base, losses=[{"name": "l1", "weight": 50.0}], gradient_edits=rules)
     core.forward_backward(Batch((x,), {}, {"": torch.full((1, 5), -1e6)}, 1), PassGuard())
     assert torch.equal(core.gradients()["fc2.bias"], torch.ones(5))
 
@@ -115,7 +115,7 @@ def test_the_notebooks_clip_grad_on_resnet18() -> None:
         parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
     (nn.functional.cross_entropy(model(data[0][0]), data[0][1]) * 100.0).backward()
     rules = [{"selector": "**", "name": "clamp", "options": {"low": -0.1, "high": 0.1}}]
-    core = core_of(base, losses=[{"name": "cross_entropy", "weight": 100.0}], gradient_rules=rules)
+    core = core_of(base, losses=[{"name": "cross_entropy", "weight": 100.0}], gradient_edits=rules)
     core.forward_backward(batch_of(data[0]), PassGuard())
     found = core.gradients()
     expected: dict[str, Any] = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -125,7 +125,7 @@ def test_the_notebooks_clip_grad_on_resnet18() -> None:
 
 def test_a_hook_that_zeroes_the_bias_of_the_head() -> None:
     base, data = by_name("resnet18"), batches(2, 1000, shape=(3, 64, 64))
-    core = core_of(base, trainable=["fc"], gradient_rules=[{"selector": "fc.bias", "name": "zero"}])
+    core = core_of(base, trainable=["fc"], gradient_edits=[{"selector": "fc.bias", "name": "zero"}])
     core.forward_backward(batch_of(data[0]), PassGuard())
     assert torch.equal(core.gradients()["fc.bias"], torch.zeros(1000))
     core.optimizer_step()

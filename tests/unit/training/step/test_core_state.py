@@ -35,7 +35,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "adam", "options": {"lr": 0.1}},
         "schedule": {"name": "one_cycle", "options": {"max_lr": 0.5, "total_steps": 30}},
     },
-    "noise": {"gradient_rules": [{"selector": "fc", "name": "noise", "options": {"std": 0.1}}]},
+    "noise": {"gradient_edits": [{"selector": "fc", "name": "noise", "options": {"scale": 0.1}}]},
 }
 
 

@@ -90,10 +90,10 @@ def cam(  # noqa: PLR0913 - one parameter for each option
     rows: list[dict[str, Any]] = []
     panels: list[Panel] = []
     place = title = ""
-    for found, sample, position in _attributed(client, model_id, samples, name, batch, asked):
-        rows.append(_row(sample, found, position))
-        panels.append(_panel(found, sample, position))
-        place, title = found.at, found.title
+    for result, sample, position in _attributed(client, model_id, samples, name, batch, asked):
+        rows.append(_row(sample, result, position))
+        panels.append(_panel(result, sample, position))
+        place, title = result.at, result.title
     written = _write(out, samples, panels, title, alpha, is_folder=is_folder)
     if as_json:
         show_json({"model_id": model_id, "method": name, "at": place, "out": written, "images": rows})
@@ -114,19 +114,19 @@ def _attributed(
     with analysing(batch, **{model_id: samples}) as (batches,):
         for index, values in enumerate(batches):
             try:
-                found = client.attribute(model_id, values, method, **asked)
+                result = client.attribute(model_id, values, method, **asked)
             except Exception as error:
                 error.add_note(f"in {batches.label(index)}")
                 raise
             for position in range(len(values)):
-                yield found, samples[done + position], position
+                yield result, samples[done + position], position
             done += len(values)
 
 
-def _panel(found: Attribution, sample: InputSample, position: int) -> Panel:
+def _panel(outcome: Attribution, sample: InputSample, position: int) -> Panel:
     from trocar._attribution.heat_map_pictures import panel  # needs matplotlib, which is an extra
 
-    return panel(found, position, title=Path(sample.name).name)
+    return panel(outcome, position, title=Path(sample.name).name)
 
 
 def _write(
@@ -138,10 +138,11 @@ def _write(
     *,
     is_folder: bool,
 ) -> list[str]:
-    from trocar._attribution.heat_map_pictures import draw
+    from trocar._attribution.heat_map_pictures import draw  # needs matplotlib, which is an extra
+    from trocar._base.figures import save_figure
 
     if not is_folder:
-        draw(panels, title, alpha).savefig(out, dpi=120)
+        save_figure(draw(panels, title, alpha), out, dpi=120)
         return [str(out)]
     out.mkdir(exist_ok=True)
     written: list[str] = []
@@ -151,7 +152,7 @@ def _write(
         path, count = out / f"{stem}.png", 2
         while str(path) in written or path.resolve() in kept:
             path, count = out / f"{stem}-{count}.png", count + 1
-        draw([one], title, alpha).savefig(path, dpi=120)
+        save_figure(draw([one], title, alpha), path, dpi=120)
         written.append(str(path))
     return written
 
@@ -206,12 +207,12 @@ def _options(texts: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _row(sample: InputSample, found: Attribution, position: int) -> dict[str, Any]:
+def _row(sample: InputSample, outcome: Attribution, position: int) -> dict[str, Any]:
     return {
         "image": sample.name,
-        "class": None if found.classes is None else found.classes[position],
-        "name": found.class_names[position] if found.class_names else "",
-        "score": None if found.scores is None else float(found.scores[position]),
+        "class": None if outcome.classes is None else outcome.classes[position],
+        "name": outcome.class_names[position] if outcome.class_names else "",
+        "score": None if outcome.scores is None else float(outcome.scores[position]),
     }
 
 

@@ -1,4 +1,4 @@
-"""`trocar cka`: similarity of the features of modules."""
+"""`trocar analyse cka`: similarity of the features of modules."""
 
 from typing import Annotated
 
@@ -6,8 +6,7 @@ import typer
 
 from trocar import Client
 from trocar._cli.console import show_json, show_report
-from trocar._cli.options.arguments import AsJson, BatchSize, ModelId, Taps
-from trocar._cli.options.completion import complete_models, complete_modules
+from trocar._cli.options.arguments import AsJson, BatchSize, ModelId, OtherModel, OtherTaps, Taps
 from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import ImagesOrFolders, Plot, analysing, check_plot, read_set
 
@@ -18,22 +17,8 @@ def cka(  # noqa: PLR0913 - one parameter for each option
     images: ImagesOrFolders,
     *,
     tap: Taps,
-    other: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=complete_models,
-            help="A second model, for the columns. Default: MODEL_ID itself.",
-        ),
-    ] = None,
-    other_tap: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SELECTOR",
-            autocompletion=complete_modules,
-            help="Selector for the columns, if not --tap; repeat for more.",
-        ),
-    ] = None,
+    other: OtherModel = None,
+    other_tap: OtherTaps = None,
     debiased: Annotated[
         bool, typer.Option("--debiased", help="Use the debiased estimator, for few samples.")
     ] = False,

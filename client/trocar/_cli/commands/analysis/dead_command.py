@@ -1,4 +1,4 @@
-"""`trocar dead`: dead channels."""
+"""`trocar analyse dead`: dead channels."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`trocar fid`: the Frechet distance between two sets of images."""
+"""`trocar analyse fid`: the Frechet distance between two sets of images."""
 
 from typing import Annotated
 

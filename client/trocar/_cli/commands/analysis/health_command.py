@@ -1,4 +1,4 @@
-"""`trocar health`: gradient flow through a model."""
+"""`trocar analyse health`: gradient flow through a model."""
 
 from typing import Annotated
 

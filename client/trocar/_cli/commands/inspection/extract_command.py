@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from trocar import Client
+from trocar._base.call_options import CallOptions, Numerics
+from trocar._base.replacement import FILE_SUFFIXES
 from trocar._base.tables import size_text
 from trocar._cli.console import shape_text, show, show_json, table
 from trocar._cli.failures import refuse
@@ -39,16 +41,15 @@ from trocar._cli.runs.pass_run import Pass, run_passes, samples_for, span
 from trocar._cli.runs.statistics_view import StatisticsTable, show_statistics
 from trocar._export.options import MAX_SHARD_SIZE
 from trocar._request.edits import Edit
-from trocar._request.execution import Numerics
 from trocar._request.inputs import with_flags
 from trocar._request.statistic_options import StatisticName
-from trocar._request.texts import Texts, is_sound_file, texts
-from trocar._sources.files import SERVER_SUFFIXES, TEXT_SUFFIXES, list_images
+from trocar._request.texts import Texts, texts
+from trocar._sources.files import SERVER_SUFFIXES, SOUND_SUFFIXES, TEXT_SUFFIXES, list_samples
 from trocar._sources.source_opening import kind_of
 
 _SUFFIX = ".safetensors"
-_FILE_SUFFIXES = (".pt", ".pth", ".npz", ".npy", ".h5", ".hdf5", ".parquet", ".zarr", ".pkl", ".csv", ".json")
-"""What no folder is called: whoever writes it wants one file of that format."""
+_NOT_IMAGES = frozenset(("input_ids", "input_values", "input_features"))
+"""Inputs of models that take texts or sound."""
 
 
 def extract(  # noqa: PLR0913 - options of a command
@@ -159,12 +160,12 @@ def extract(  # noqa: PLR0913 - options of a command
         if sentences:
             inputs = texts(sentences[:limit], max_tokens=max_tokens, truncate=truncate)
         else:
-            inputs = read_pass(client, model_id, _paths(source or []), limit)
+            inputs = read_pass(client, model_id, _paths(client, model_id, source or []), limit)
         _extract_one_batch(client, model_id, inputs, sources, tap, out, options, as_json=as_json)
         return
     if is_file:
         assert source is not None
-        samples = samples_for(client, model_id, _paths(source))[:limit]
+        samples = samples_for(client, model_id, _paths(client, model_id, source))[:limit]
         clock = CallClock() if timing else None
         _extract_to_file(
             client,
@@ -210,7 +211,7 @@ def extract(  # noqa: PLR0913 - options of a command
 
 def _check_folder(out: Path, for_files: dict[str, object]) -> None:
     """Refuse an output folder that is the name of a file, and options that only files have."""
-    if out.suffix in _FILE_SUFFIXES or out.is_file():
+    if out.suffix in FILE_SUFFIXES or out.is_file():
         refuse(f"--out: {out.name!r} must end in {_SUFFIX}, or be a folder (with --format)")
     for option, value in for_files.items():
         if value:
@@ -245,7 +246,7 @@ def _extract_one_batch(
         taps,
         edits=options.edits,
         sources=sources or None,
-        numerics=options.numerics,
+        options=CallOptions(numerics=options.numerics),
         adapter=options.adapter,
     )
     maps.save(out)
@@ -257,22 +258,37 @@ def _extract_one_batch(
     _show_shapes(shapes, out)
 
 
-def _paths(sources: list[str]) -> list[Path]:
+def _paths(client: Client, model_id: str, sources: list[str]) -> list[Path]:
     """List the files of a run into one file.
 
     Raises:
-        typer.BadParameter: A source does not exist, or only a folder can be written for it.
+        typer.BadParameter: A source does not exist, the model does not take it, or it needs a folder.
         SourceError: A folder has no image.
+        UnknownModelError: There are texts or sound, and no such model.
     """
     paths: list[Path] = []
     for source in expanded(sources):
         kind = kind_of(source)
-        if kind == "file" and (is_sound_file(source) or Path(source).suffix.lower() in TEXT_SUFFIXES):
+        result = list_samples(Path(source), SERVER_SUFFIXES)[0] if kind == "folder" else [Path(source)]
+        if kind in ("file", "folder") and result[0].suffix.lower() in SOUND_SUFFIXES | TEXT_SUFFIXES:
+            _check_kind(client, model_id, str(result[0]))
             refuse(f"{source}: samples differ in length, so --out must be a folder")
         if kind not in ("file", "array", "folder"):
             refuse(f"{source}: the number of samples is unknown, so --out must be a folder")
-        paths += list_images(Path(source), SERVER_SUFFIXES)[0] if kind == "folder" else [Path(source)]
+        paths += result
     return paths
+
+
+def _check_kind(client: Client, model_id: str, source: str) -> None:
+    """Refuse a text or sound for a model that takes images.
+
+    Raises:
+        typer.BadParameter: The model takes images alone.
+    """
+    model = client.model(model_id)
+    if model.preprocessing is not None and not {each.name for each in model.inputs} & _NOT_IMAGES:
+        what = "sound" if Path(source).suffix.lower() in SOUND_SUFFIXES else "a text"
+        refuse(f"{source} is {what}, and {model_id} takes images")
 
 
 def _extract_to_file(  # noqa: PLR0913 - the options that a file has

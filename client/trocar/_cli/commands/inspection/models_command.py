@@ -29,16 +29,16 @@ def models(
         model = client.model(model_id)
         show_json(model) if as_json else show(_details(model))
         return
-    found = client.models()
-    show_json(found) if as_json else show(_overview(found))
+    result = client.models()
+    show_json(result) if as_json else show(_overview(result))
 
 
-def _overview(found: list[Model]) -> Rows:
+def _overview(outcome: list[Model]) -> Rows:
     columns = dict(MODEL_COLUMNS)
-    if not any(model.error_message for model in found):
+    if not any(model.error_message for model in outcome):
         del columns["error"]
     rows = table(*columns, right=("parameters", "memory"))
-    for model in found:
+    for model in outcome:
         rows.add_row(*(text(model) for text in columns.values()))
     return rows
 

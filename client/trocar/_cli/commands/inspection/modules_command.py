@@ -40,14 +40,14 @@ def modules(
     _show_remarks(tree, len(tree) - len(kept))
 
 
-def tree_table(found: Sequence[ModuleInfo]) -> Rows:
+def tree_table(result: Sequence[ModuleInfo]) -> Rows:
     """Draw modules, in the order of `ModuleTree.walk`, as a tree with columns."""
     rows = table(
         *("module", "type", "parameters", "calls", "output", "dimensions"),
         right=("parameters", "calls"),
         whole=("module",),
     )
-    for guide, module in zip(_guides(found), found, strict=True):
+    for guide, module in zip(_guides(result), result, strict=True):
         name = module.path.rpartition(".")[2] or "(root)"
         rows.add_row(
             Text.assemble((guide, "dim"), name),

@@ -30,18 +30,18 @@ def plan(
 ) -> None:
     """Show what extract would return, without computing it."""
     inputs = with_flags(parse_shape(input_shape), parse_flags(flag))
-    found = client.plan(model_id, inputs, tap, edits=parse_edits(edit), adapter=adapter)
+    result = client.plan(model_id, inputs, tap, edits=parse_edits(edit), adapter=adapter)
     if as_json:
-        show_json(found)
+        show_json(result)
         return
     rows = table("feature map", "shape", "dtype", "size", right=("size",))
-    for name, entry in found.feature_maps.items():
+    for name, entry in result.feature_maps.items():
         rows.add_row(name, shape_text(entry.shape), entry.dtype, size_text(entry.byte_count))
     show(rows)
-    for selector, names in found.edit_expansions.items():
+    for selector, names in result.edit_expansions.items():
         typer.echo(f"edits {selector}: {', '.join(names)}")
-    typer.echo(f"reply {size_text(found.reply_bytes)}, memory about {size_text(found.memory_bytes)}")
-    end = f"stops after {found.stopped_at}" if found.stopped_at else "runs to its end"
+    typer.echo(f"reply {size_text(result.reply_bytes)}, memory about {size_text(result.memory_bytes)}")
+    end = f"stops after {result.stopped_at}" if result.stopped_at else "runs to its end"
     typer.echo(f"the pass {end}")
-    if not found.is_symbolic:
+    if not result.is_symbolic:
         typer.echo("shapes are those of a pass on example data; other data may give other shapes")

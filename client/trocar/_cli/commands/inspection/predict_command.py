@@ -46,20 +46,22 @@ def predict(  # noqa: PLR0913 - one parameter for each option
     options: dict[str, Any] = {"top": top, "activation": activation.value, "edits": edits}
     if sentences:
         with analysing(batch):
-            found = client.predict(model_id, with_flags(texts(sentences), flags), **options, batch_size=batch)
+            result = client.predict(
+                model_id, with_flags(texts(sentences), flags), **options, batch_size=batch
+            )
     else:
         samples = read_set(client, model_id, images or ())
         with analysing(batch, flags, **{model_id: samples}) as (inputs,):
-            found = client.predict(model_id, inputs, **options)
+            result = client.predict(model_id, inputs, **options)
     if as_json:
-        show_json(found)
+        show_json(result)
     else:
-        _show(found)
+        _show(result)
 
 
-def _show(found: Predictions) -> None:
+def _show(outcome: Predictions) -> None:
     shown = table("sample", "class", "number", "score", right=("number", "score"))
-    for prediction in found:
+    for prediction in outcome:
         for place, one in enumerate(prediction):
             name = "" if place else prediction.sample
             shown.add_row(name, one.name, str(one.number), number_text(one.score))

@@ -21,6 +21,7 @@ from trocar._cli.options.completion import complete_models, complete_modules
 from trocar._cli.options.input_sets import Plot, check_plot
 from trocar._cli.runs.bench_run import Inputs, report, run_cases
 from trocar._cli.runs.bench_table import bench_table
+from trocar_api.value_words import not_one_of
 
 
 class Arrivals(StrEnum):
@@ -155,9 +156,10 @@ def bench(  # noqa: PLR0913 - one parameter for each option
     if out is not None:
         write_file(out, json.dumps(plain(told), indent=2) + "\n")
     if plot is not None:
-        from trocar._bench.bench_picture import draw  # needs matplotlib, which is an extra
+        from trocar._base.figures import save_figure  # needs matplotlib, which is an extra
+        from trocar._bench.bench_picture import draw
 
-        draw(results).savefig(plot)
+        save_figure(draw(results), plot)
     if as_json:
         show_json(told)
     else:
@@ -194,7 +196,7 @@ def _numerics(text: str) -> list[str | None]:
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in NUMERICS]
     if unknown:
-        refuse(f"--numerics: no numerics {unknown[0]!r}; available: {', '.join(NUMERICS)}")
+        refuse(f"--numerics {not_one_of(unknown[0], NUMERICS)}")
     return list(names)
 
 

@@ -76,9 +76,9 @@ def login(
     files = {"ca": ca, "cert": cert, "key": key}
     options = trocar.TlsOptions(ca, cert, key) if any(files.values()) else tls or None
     try:
-        found = connect_settings(server, token, options, is_login=True)
-        made = _made(found, _token(token, found.token))
-        with _client(made, found.tls) as client:
+        result = connect_settings(server, token, options, is_login=True)
+        made = _made(result, _token(token, result.token))
+        with _client(made, result.tls) as client:
             count, version = len(client.models()), client.server_info().version
     except ValueError as error:
         refuse(str(error))
@@ -127,7 +127,7 @@ def set_values(
         typer.Option(metavar="NAME", help="Name of the profile. Default: the current one, or `default`."),
     ] = None,
 ) -> None:
-    """Change settings of a profile, which is made if there is none."""
+    """Change settings of a profile, which is created if needed."""
     profiles = _read()
     name = profile or profiles.current or _DEFAULT
     changed = profiles.named.get(name, Profile())
@@ -156,12 +156,12 @@ def use(name: Annotated[str, typer.Argument(metavar="PROFILE", help="Name of a p
     typer.echo(f"profile {name} is current")
 
 
-def _made(found: ConnectSettings, token: str) -> Profile:
+def _made(outcome: ConnectSettings, token: str) -> Profile:
     """Return the profile that stands for settings."""
-    tls = found.tls if isinstance(found.tls, trocar.TlsOptions) else trocar.TlsOptions()
+    tls = outcome.tls if isinstance(outcome.tls, trocar.TlsOptions) else trocar.TlsOptions()
     files = {"ca": tls.ca, "cert": tls.certificate, "key": tls.key}
     given = {name: str(Path(str(path)).absolute()) for name, path in files.items() if path is not None}
-    return Profile(found.target, token, tls=bool(found.tls), **given)
+    return Profile(outcome.target, token, tls=bool(outcome.tls), **given)
 
 
 def _client(made: Profile, tls: trocar.TlsOptions | bool | None) -> trocar.Client:

@@ -31,15 +31,15 @@ def datasets_app(epilog: str) -> typer.Typer:
 
 def list_datasets(client: Client, as_json: AsJson = False) -> None:
     """List the operator's data sets and your own."""
-    found = client.datasets()
+    datasets = client.datasets()
     if as_json:
-        show_json([_plain(dataset) for dataset in found])
+        show_json([_plain(dataset) for dataset in datasets])
         return
-    if not found:
+    if not datasets:
         typer.echo("there are no data sets; `trocar datasets upload` stores one")
         return
     rows = table(*DATASET_COLUMNS, right=("samples", "size"))
-    for dataset in found:
+    for dataset in datasets:
         rows.add_row(*(text(dataset) for text in DATASET_COLUMNS.values()))
     show(rows)
 

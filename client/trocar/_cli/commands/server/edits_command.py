@@ -14,7 +14,7 @@ from trocar._cli.options.completion import complete_models
 from trocar._cli.options.connection_options import connected
 from trocar._cli.options.edit_options import EditTexts, parse_edits
 from trocar._request.edits import Edit
-from trocar._request.stored_edits import StoredEdits, check_edits_name
+from trocar._request.stored.stored_edits import StoredEdits, check_edits_name
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name under which the edits are stored, for `--edit NAME`.")
@@ -69,13 +69,13 @@ def list_edits(
     as_json: AsJson = False,
 ) -> None:
     """List your stored edits, by model and name."""
-    found = client.stored_edits(model_id)
+    stored_edits = client.stored_edits(model_id)
     if as_json:
-        show_json([_plain(stored) for stored in found])
+        show_json([_plain(stored) for stored in stored_edits])
         return
     of_model = "" if model_id is None else f" for {model_id}"
     nothing = f"there are no stored edits{of_model}; `trocar edits add` stores some"
-    typer.echo("\n".join(map(str, found)) or nothing)
+    typer.echo("\n".join(map(str, stored_edits)) or nothing)
 
 
 def remove(client: Client, name: Name, model_id: ModelId) -> None:

@@ -1,4 +1,4 @@
-"""`trocar load` and `trocar unload`: models in the server's memory."""
+"""`trocar admin load` and `trocar admin unload`: models in the server's memory."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`trocar status`, `trocar drain` and `trocar reload`: operation of a running server."""
+"""`trocar admin drain` and `trocar admin reload`: operation of a running server."""
 
 import time
 from collections.abc import Iterator
@@ -8,22 +8,9 @@ from typing import Annotated
 import typer
 
 from trocar import Client, DrainState
-from trocar._cli.console import show_json
 from trocar._cli.failures import fail, refuse
-from trocar._cli.options.arguments import AsJson
 
 _ASK_EVERY_S = 0.5
-
-
-def status(client: Client, as_json: AsJson = False) -> None:
-    """Show queues, callers and caches of a server.
-
-    Calls that wait and the seconds that they need, by model; each caller's work and its share of the last
-    minute's computing; size and hits of caches. Needs the scope admin.
-    """
-    with _one_server():
-        found = client.status()
-    show_json(found) if as_json else typer.echo(str(found))
 
 
 def drain(
@@ -36,7 +23,7 @@ def drain(
     Its health is NOT_SERVING meanwhile, so load balancers and clients with several addresses avoid it.
     Needs the scope admin.
     """
-    with _one_server():
+    with one_server():
         state = client.drain(undo=undo)
     while wait and state.is_draining and state.running_call_count:
         time.sleep(_ASK_EVERY_S)
@@ -52,13 +39,13 @@ def reload(client: Client) -> None:
     Models, data sets, limits and tokens can change; an invalid configuration changes nothing.
     Needs the scope admin.
     """
-    with _one_server():
+    with one_server():
         changes = client.reload_config()
     typer.echo("\n".join(changes) or "nothing has changed")
 
 
 @contextmanager
-def _one_server() -> Iterator[None]:
+def one_server() -> Iterator[None]:
     """Refuse a command line with several servers as a wrong one."""
     try:
         yield

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from trocar import Client, PermissionDeniedError
+from trocar import Client
 from trocar._cli.failures import refuse
+from trocar.errors import PermissionDeniedError
 
 
 def page(  # noqa: PLR0913 - options of a command
@@ -65,7 +66,7 @@ def page(  # noqa: PLR0913 - options of a command
 
 
 def _wait(stop_with_stdin: bool) -> None:
-    """Wait for the end of standard input, or for ever."""
+    """Wait for the end of standard input, or until killed."""
     if not stop_with_stdin:
         Event().wait()
     while sys.stdin.buffer.read(1):

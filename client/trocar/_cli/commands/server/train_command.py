@@ -14,18 +14,19 @@ from trocar._cli.runs.fit_outcome import end, uses_of
 from trocar._cli.runs.fit_run import Results, allowed_values, closed_unless_begun, follow
 from trocar._cli.runs.uploading import bars, check_data, stored
 from trocar._request.training.trainer_optimizers import Optimizer
-from trocar._request.training.trainer_parts import GradientRule
+from trocar._request.training.trainer_parts import GradientEdit
 from trocar._wire.stored_datasets import StoredDataset
 from trocar_api.byte_sizes import byte_count
+from trocar_api.value_words import not_one_of
 
 EVAL_SPLIT = 0.1
 """The share of a data set of classes that is evaluated unless something else is said."""
 OPTIMIZERS = {
-    "sgd": trocar.sgd,
-    "adam": trocar.adam,
-    "adamw": trocar.adamw,
-    "rmsprop": trocar.rmsprop,
-    "adagrad": trocar.adagrad,
+    "sgd": trocar.training.sgd,
+    "adam": trocar.training.adam,
+    "adamw": trocar.training.adamw,
+    "rmsprop": trocar.training.rmsprop,
+    "adagrad": trocar.training.adagrad,
 }
 
 
@@ -145,7 +146,7 @@ def train(  # noqa: PLR0913 - options of a command
     """
     rules = [_clamp(text) for text in clamp or ()]
     with allowed_values():
-        saved = None if spool is None else trocar.spool(byte_count(spool, "--spool"))
+        saved = None if spool is None else trocar.training.save_on_disk(byte_count(spool, "--spool"))
     made = _optimizer(optimizer, lr, weight_decay)
     if evaluate is not None and eval_split:
         refuse("--eval-split: there is data to evaluate on, --eval; give one of the two")
@@ -160,7 +161,7 @@ def train(  # noqa: PLR0913 - options of a command
             head=head,
             trainable=trainable or (),
             optimizer=made,
-            gradient_rules=rules,
+            gradient_edits=rules,
             saved_tensors=saved,
             accumulation=accumulation,
             precision="bf16" if bf16 else "float32",
@@ -183,7 +184,7 @@ def train(  # noqa: PLR0913 - options of a command
                 eval_split=share,
                 metrics=metric or ["accuracy"],
                 augment=augment or (),
-                early_stop=None if early_stop is None else trocar.early_stop(patience=early_stop),
+                early_stop=None if early_stop is None else trocar.training.early_stop(patience=early_stop),
                 workers=workers,
             )
     if share:
@@ -214,21 +215,21 @@ def _categories(client: Client, dataset: StoredDataset, head: int | None) -> tup
 def _optimizer(name: str, lr: float | None, weight_decay: float | None) -> Optimizer:
     make = OPTIMIZERS.get(name)
     if make is None:
-        refuse(f"--optimizer: no optimizer {name!r}; available: {', '.join(OPTIMIZERS)}")
+        refuse(f"--optimizer {not_one_of(name, OPTIMIZERS)}")
     given: dict[str, Any] = {} if lr is None else {"lr": lr}
     return make(**given) if weight_decay is None else make(**given, weight_decay=weight_decay)
 
 
-def _clamp(text: str) -> GradientRule:
+def _clamp(text: str) -> GradientEdit:
     selector, _, limits = text.rpartition("=")
     low, colon, high = limits.partition(":")
     try:
-        found = [None if end == "" else float(end) for end in (low, high)]
+        result = [None if end == "" else float(end) for end in (low, high)]
     except ValueError:
-        found = []
-    numbers = [end for end in found if end is not None]
+        result = []
+    numbers = [end for end in result if end is not None]
     if not (selector and colon and numbers and all(map(math.isfinite, numbers))):
         refuse(f"--clamp: {text!r} does not look like 'fc.*=-0.1:0.1'; either limit can be left out")
     if numbers != sorted(numbers):
         refuse(f"--clamp: {text!r} has low above high; write LOW:HIGH")
-    return trocar.clamp(selector, *found)
+    return trocar.training.gradient_edit(selector, "clamp", *result)

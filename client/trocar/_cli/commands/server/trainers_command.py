@@ -36,16 +36,16 @@ def trainers_app(epilog: str) -> typer.Typer:
 
 def list_trainers(client: Client, as_json: AsJson = False) -> None:
     """List your trainers, oldest first."""
-    found = client.trainers()
+    trainers = client.trainers()
     if as_json:
         times = ("created_at", "expires_at")
-        show_json([{**asdict(t), **{name: getattr(t, name).isoformat() for name in times}} for t in found])
+        show_json([{**asdict(t), **{name: getattr(t, name).isoformat() for name in times}} for t in trainers])
         return
     rows = table(*TRAINER_COLUMNS, right=("updates", "memory"))
-    for trainer in found:
+    for trainer in trainers:
         rows.add_row(*(text(trainer) for text in TRAINER_COLUMNS.values()))
-    unreadable = [trainer for trainer in found if trainer.problem]
-    show(rows) if found else typer.echo("you have no trainers; `trocar train` creates one")
+    unreadable = [trainer for trainer in trainers if trainer.problem]
+    show(rows) if trainers else typer.echo("you have no trainers; `trocar train` creates one")
     for trainer in unreadable:
         typer.echo(f"{trainer.trainer_id} cannot be read: {trainer.problem_reason}: {trainer.problem}")
 

@@ -63,7 +63,7 @@ def candidates(
     thread_count: int | None,
     graphs: GraphApi | None = None,
 ) -> Iterator[Candidate]:
-    """Yield candidates for a recipe: those of the loosest numerics allowed first, unmodified torch last.
+    """Yield candidates for a recipe, loosest numerics first, unmodified torch last.
 
     For `EXACT` there is one at most: the recorded eager pass.
 

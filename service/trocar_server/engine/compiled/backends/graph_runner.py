@@ -164,11 +164,11 @@ class _Replay:
             own.copy_(given)
         self._graph.replay()
         # The next replay overwrites these.
-        found = self._graph.values.items()
-        return {name: value if name in lent else value.clone() for name, value in found}
+        result = self._graph.values.items()
+        return {name: value if name in lent else value.clone() for name, value in result}
 
 
-def _same_bits(expected: Values, found: Values) -> bool:
-    return expected.keys() == found.keys() and all(
-        same_bits(value, found[name]) for name, value in expected.items()
+def _same_bits(expected: Values, outcome: Values) -> bool:
+    return expected.keys() == outcome.keys() and all(
+        same_bits(value, outcome[name]) for name, value in expected.items()
     )

@@ -52,10 +52,6 @@ _DIVISIONS = frozenset({"__truediv__", "__itruediv__", "div", "div_", "divide", 
 _POWERS = frozenset({"__pow__", "__ipow__", "pow", "pow_"})
 
 
-class NotFiniteError(Exception):
-    """A number inside a pass was not finite: the eager pass decides what becomes of it."""
-
-
 class NotFinite:
     """The watched outputs of one traced pass.
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from trocar_server.engine.compiled.backends.conversion import GRAPH_FILE
-from trocar_server.engine.compiled.backends.not_finite import NotFiniteError
 from trocar_server.engine.compiled.backends.recipe import Recipe
+from trocar_server.engine.execute.executor import NotFiniteError
 from trocar_server.engine.request.numerics import Numerics
 
 _PRECISIONS = {Numerics.FAST: "f32", Numerics.BF16: "bf16"}
@@ -59,11 +59,11 @@ class OpenVinoRunner:
         inputs = [argument.contiguous().numpy() for argument in arguments]
         if not all(map(_fits, inputs)):
             raise IndexError("a whole number needs more than 32 bits")
-        found = self._request.infer(inputs, share_inputs=True, share_outputs=True)
-        if len(found) > len(self._names) and (doubt := float(found[len(self._names)])):
+        result = self._request.infer(inputs, share_inputs=True, share_outputs=True)
+        if len(result) > len(self._names) and (doubt := float(result[len(self._names)])):
             raise NotFiniteError if math.isnan(doubt) else IndexError("an index is out of range")
         # The request's output memory is overwritten by its next pass.
-        values = [torch.from_numpy(found[index]).clone() for index in range(len(self._names))]
+        values = [torch.from_numpy(result[index]).clone() for index in range(len(self._names))]
         return dict(zip(self._names, values, strict=True))
 
 

@@ -267,17 +267,17 @@ class Workers:
                 )
 
     def _receive(self, guard: PassGuard) -> list[Any]:
-        found = []
+        outcome = []
         for rank, channel in enumerate(self._channels, 1):
             try:
                 while not channel.poll(_CHECK_EVERY_S):
                     guard.check()
                     if self._ranks.why_lost:
                         raise self._lose(self._ranks.why_lost)
-                found.append(receive(channel))
+                outcome.append(receive(channel))
             except (EOFError, OSError) as error:
                 raise self._lose(f"rank {rank} ended") from error
-        return found
+        return outcome
 
     def _send(self, messages: list[Any]) -> None:
         for rank, (channel, message) in enumerate(zip(self._channels, messages, strict=True), 1):

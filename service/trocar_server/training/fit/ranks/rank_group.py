@@ -79,7 +79,7 @@ class RankGroup:
         self._size = size
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of every rank by those of rank 0, bit by bit."""
+        """Overwrite the tensors of every rank by rank 0's, bit by bit."""
         if not tensors:
             return
         flat = torch.cat([bytes_of(tensor) for tensor in tensors])
@@ -103,17 +103,17 @@ class RankGroup:
         self.copy_from_first(portion)
 
     def average_at_first(self, tensors: Sequence[Tensor]) -> None:
-        """Replace the tensors of rank 0 by the averages over the ranks; those of other ranks are undefined.
+        """Replace the tensors of rank 0 by the averages over the ranks; on other ranks they are undefined.
 
         Each rank's values are multiplied by 1 / size before the sum, as DistributedDataParallel does.
         """
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            found = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in found]).mul_(1 / self._size)
+            result = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in result]).mul_(1 / self._size)
             options = _dist.ReduceOptions()
             options.reduceOp = _dist.ReduceOp.SUM
             self._group.reduce([flat], options).wait()
-            for tensor, part in zip(found, flat.split([t.numel() for t in found]), strict=True):
+            for tensor, part in zip(result, flat.split([t.numel() for t in result]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
 

@@ -52,7 +52,7 @@ class Ranks(Protocol):
 
     @property
     def why_lost(self) -> str:
-        """Why one of them is lost, where that is known otherwise than by its channel; empty if none is."""
+        """The reason why a rank was lost, if its process or host tells it; empty otherwise."""
         ...
 
     def join(self) -> RankGroup:

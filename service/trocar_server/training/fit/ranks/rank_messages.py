@@ -99,7 +99,7 @@ class ShardResult:
     loss: float = float("nan")
     terms: dict[str, float] = field(default_factory=dict)
     changed: dict[int, int] = field(default_factory=dict)
-    """How many elements each gradient rule changed."""
+    """How many elements each gradient edit changed."""
     collected: frozenset[str] = frozenset()
     """Names of the parameters that have a gradient."""
     not_finite: str = ""

@@ -52,14 +52,14 @@ def accept(listener: socket.socket, secret: str, timeout_s: float) -> tuple[int,
     """
     listener.settimeout(timeout_s)
     with suppress(OSError):
-        found, _ = listener.accept()
-        with _closed_on_error(found):
-            wire = _Handshake(found, secret)
+        result, _ = listener.accept()
+        with _closed_on_error(result):
+            wire = _Handshake(result, secret)
             number = wire.challenge()
             rank = wire.take(_RANK_BYTES)
             wire.check(b"rank", number + rank)
             wire.prove(b"first", wire.take(_NUMBER_BYTES))
-            return int.from_bytes(rank), _channel(found)
+            return int.from_bytes(rank), _channel(result)
     return None
 
 
@@ -70,14 +70,14 @@ def connect(address: str, secret: str, rank: int) -> Connection:
         OSError: It is not there, or does not know the secret.
     """
     host, _, port = address.rpartition(":")
-    found = socket.create_connection((host, int(port)), _HANDSHAKE_S)
-    with _closed_on_error(found):
-        wire, own = _Handshake(found, secret), rank.to_bytes(_RANK_BYTES)
+    result = socket.create_connection((host, int(port)), _HANDSHAKE_S)
+    with _closed_on_error(result):
+        wire, own = _Handshake(result, secret), rank.to_bytes(_RANK_BYTES)
         number = wire.take(_NUMBER_BYTES)
-        found.sendall(own)
+        result.sendall(own)
         wire.prove(b"rank", number + own)
         wire.check(b"first", wire.challenge())
-        return _channel(found)
+        return _channel(result)
 
 
 class _Handshake:

@@ -92,8 +92,8 @@ def frozen_tensors(core: TrainerCore, teachers: Mapping[str, HostedModel]) -> li
     """Return the memory of what a pass reads and training never changes, in the same order on every rank."""
     trained = {id(tensor) for tensor in core.shared_tensors()}
     modules = [core.module, *(teachers[name].module for name in sorted(teachers))]
-    found = chain.from_iterable(chain(module.parameters(), module.buffers()) for module in modules)
-    return [tensor for tensor in found if id(tensor) not in trained]
+    result = chain.from_iterable(chain(module.parameters(), module.buffers()) for module in modules)
+    return [tensor for tensor in result if id(tensor) not in trained]
 
 
 def layout_of(core: TrainerCore, teachers: Mapping[str, HostedModel]) -> str:

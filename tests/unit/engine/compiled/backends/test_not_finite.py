@@ -11,9 +11,9 @@ from tests.support.models.not_finite_models import APPEARING, FINITE, HIDING, WI
 from tests.unit.engine.compiled.backends.nets import out
 from trocar_server.engine.compiled.backends.conversion import convert
 from trocar_server.engine.compiled.backends.graph_tracing import trace
-from trocar_server.engine.compiled.backends.not_finite import NotFiniteError
 from trocar_server.engine.compiled.backends.openvino_runner import OpenVinoRunner, is_installed
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
+from trocar_server.engine.execute.executor import NotFiniteError
 from trocar_server.engine.request.numerics import Numerics
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs OpenVINO")

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "clip_norm": ({"clip_norm": 0.05}, {"clip_norm": 0.05}),
     "accumulation": ({"accumulation": 2}, {"accumulation": 2}),
     "clamp": (
-        {"gradient_rules": [{"selector": "stem", "selectors": ["fc"], **CLAMP}]},
+        {"gradient_edits": [{"selector": "stem", "selectors": ["fc"], **CLAMP}]},
         {"clamp": (-0.01, 0.01)},
     ),
 }

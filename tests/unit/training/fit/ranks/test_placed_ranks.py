@@ -29,7 +29,7 @@ CLAMP: dict[str, Any] = {"name": "clamp", "options": {"low": -0.01, "high": 0.01
 FIELDS: dict[str, Any] = {
     "optimizer": {"name": "sgd", "options": {"lr": 0.1, "momentum": 0.9}},
     "trainable": ["stem", "fc"],
-    "gradient_rules": [{"selector": "stem", "selectors": ["fc"], **CLAMP}],
+    "gradient_edits": [{"selector": "stem", "selectors": ["fc"], **CLAMP}],
 }
 
 
@@ -93,7 +93,7 @@ def test_each_step_is_that_of_a_ddp_script_though_one_rank_is_killed(placed: Pla
 
 def test_frozen_weights_are_those_of_rank_0(placed: Placed) -> None:
     base = tiny(SteadyNet)
-    fields = FIELDS | {"trainable": ["fc"], "gradient_rules": []}
+    fields = FIELDS | {"trainable": ["fc"], "gradient_edits": []}
     alone, core = shown_core(base, **fields), shown_core(base, **fields)
     fit, _ = placed(core, base, 2)
     steps_of(fit, 1)

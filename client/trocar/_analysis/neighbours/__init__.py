@@ -1,0 +1,1 @@
+"""Nearest rows of features, by exact comparison with every row."""

@@ -1,0 +1,1 @@
+"""Similarity of feature maps: CKA, and dissimilarities of samples that are compared."""

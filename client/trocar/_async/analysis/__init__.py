@@ -1,0 +1,1 @@
+"""Analyses and attributions with asyncio: results of several passes."""

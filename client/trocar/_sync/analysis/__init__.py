@@ -1,0 +1,1 @@
+"""Analyses and attributions: results of several passes."""

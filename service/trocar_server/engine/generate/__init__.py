@@ -1,0 +1,1 @@
+"""Generation: tokens that follow a prompt, one after the other, with taps and edits at each."""

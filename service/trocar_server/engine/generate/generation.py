@@ -1,0 +1,354 @@
+"""Generation: a run from prompts to the ends of their texts, for a caller on the event loop.
+
+Sequences are computed one after the other, each alone: one has keys and values at a time.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto, unique
+from functools import partial
+from typing import Any
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.binding import bound_inputs
+from trocar_server.engine.generate.decoding import DecodedPass, Decoding, check_taps, prompt_of
+from trocar_server.engine.generate.kept_caches import KeptCaches
+from trocar_server.engine.generate.model_sampling import with_model_sampling
+from trocar_server.engine.generate.placing import Placing
+from trocar_server.engine.generate.sampling import Sampler, Sampling
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.request.plan import Payloads, Plan, TapRequest, TensorInput
+from trocar_server.engine.resolve.edit_resolution import Expansions
+from trocar_server.engine.run.bound_call import Prepared
+from trocar_server.engine.run.checks import Checks
+from trocar_server.engine.schedule.device import device_user
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel, make_meta_replica
+from trocar_server.models.huggingface.causal import CacheSize, CausalModel
+from trocar_server.surgery import PassGuard, parse_selector
+from trocar_server.tensors.reductions import Lens, Readout, Reduction
+
+LOGITS = TapRequest(parse_selector('/out["logits"]'), alias="logits of the next token", values=False)
+"""Behind the taps of the caller."""
+
+_OF_TEXTS = frozenset(("input_ids", "attention_mask", "position_ids", "token_type_ids"))
+"""The arguments that a text becomes; each pass gets its own."""
+
+Run = Callable[..., Awaitable[Any]]
+
+
+@unique
+class End(Enum):
+    """Why a text ended."""
+
+    LENGTH = auto()
+    STOP_TOKEN = auto()
+    STOP_STRING = auto()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt whose request is checked.
+
+    Attributes:
+        prepared: Its request, as if it were the only prompt; the last tap is that of the logits.
+        ids: Its tokens.
+        placing: The positions of the taps and edits in its text.
+    """
+
+    prepared: Prepared
+    ids: tuple[int, ...]
+    placing: Placing
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a run will do.
+
+    Attributes:
+        prompts: The ids of each prompt.
+        expansions: The names that each tap expanded to.
+        edit_expansions: The names that each edit's selector expanded to.
+        sampling: As it is used.
+        cache_bytes: Of the keys and values of the longest text.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    expansions: tuple[tuple[str, ...], ...]
+    edit_expansions: Expansions
+    sampling: Sampling
+    cache_bytes: int
+
+
+class Continuation:
+    """One sequence of a run: the text that follows a prompt.
+
+        async with aclosing(continuation.passes()) as passes:
+            async for decoded in passes: ...
+
+    Attributes:
+        prompt: The index of its prompt.
+        sample: The index of its sample.
+        prompt_ids: The ids of its prompt.
+        end: Why it ended; None before.
+        edit_counts: For each edit of the request, the positions of the prompt, and those of generated tokens,
+            at which it was applied; then those that its gate left out.
+        pass_count: Passes that have ended.
+        compute_s: Seconds of these passes.
+        queue_s: Seconds of waiting for a replica.
+    """
+
+    def __init__(self, generation: "Generation", prompt: int, sample: int) -> None:
+        self._generation = generation
+        self._prompt = generation.prompts[prompt]
+        self.prompt, self.sample = prompt, sample
+        self.prompt_ids = self._prompt.ids
+        self.end: End | None = None
+        self.pass_count, self.compute_s, self.queue_s = 0, 0.0, 0.0
+        self.edit_counts = [[0, 0, 0] for _ in self._prompt.prepared.plan.edits]
+
+    async def passes(self) -> AsyncGenerator[DecodedPass, None]:
+        """Yield each pass with the token that it chose; the last one ends the text, or fills it.
+
+        Between two passes the replica and the thread that owns torch are free for other calls. Keys and
+        values are kept while this is open.
+
+        Raises:
+            ServiceError: Any error of a pass, and any reason to stop.
+        """
+        generation, prepared = self._generation, self._prompt.prepared
+        sampling, guard = generation.started.sampling, generation.guard
+        device = prepared.checked.deployment.hosted.device
+        sampler = Sampler(sampling, device, self.prompt, self.sample)
+        decoding = Decoding(generation.causal, prepared, sampler, self._prompt.placing, guard)
+        with generation.caches.kept(generation.started.cache_bytes):
+            while self.end is None:
+                decoded = await self._pass(decoding)
+                self._count(decoded)
+                if decoded.choice.token_id in (sampling.stop_token_ids or ()):
+                    self.end = End.STOP_TOKEN
+                elif len(decoding.generated) >= sampling.max_new_tokens:
+                    self.end = End.LENGTH
+                yield decoded
+
+    async def _pass(self, decoding: Decoding) -> DecodedPass:
+        generation, checked = self._generation, self._prompt.prepared.checked
+        deadline, priority = generation.deadline, checked.plan.execution.priority
+        asked_at = time.perf_counter()
+        device_user.set(checked.plan.model_id)
+        async with checked.deployment.pool.lease(deadline, rows=1, priority=priority) as replica:
+            self.queue_s += time.perf_counter() - asked_at
+            work = partial(decoding.next, replica)
+            decoded: DecodedPass = await generation.run(work, generation.guard, deadline)
+        if decoded.copies is not None:
+            await decoded.copies.arrived()
+        return decoded
+
+    def _count(self, decoded: DecodedPass) -> None:
+        self.pass_count += 1
+        self.compute_s += decoded.compute_s
+        for place, (count, gated_out) in decoded.edited.items():
+            self.edit_counts[place][decoded.first_position > 0] += count
+            self.edit_counts[place][2] += gated_out
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A run that may begin; `start` makes it.
+
+        for continuation in generation.continuations():
+            async for decoded in continuation.passes(): ...
+
+    Attributes:
+        prompts: Its prompts.
+        causal: The model.
+        started: What it will do.
+        run: Runs work on the owner thread.
+        deadline: A time of `time.monotonic()` in seconds, or None.
+        guard: Stops its passes.
+        caches: Counts the keys and values that it keeps.
+    """
+
+    prompts: Sequence[Prompt]
+    causal: CausalModel
+    started: Started
+    run: Run
+    deadline: float | None
+    guard: PassGuard
+    caches: KeptCaches
+
+    @property
+    def hosted(self) -> HostedModel:
+        """The model."""
+        return self.prompts[0].prepared.checked.deployment.hosted
+
+    @property
+    def step_s(self) -> float:
+        """About how long its next pass takes, in seconds; 0 while too few passes were observed."""
+        return self.prompts[0].prepared.checked.deployment.pool.throughput.known_seconds()
+
+    def continuations(self) -> Iterator[Continuation]:
+        """Yield each sequence: the samples of the first prompt, then of the next; one is run at a time."""
+        first, count = self.started.sampling.sample_index, self.started.sampling.sample_count
+        for prompt in range(len(self.prompts)):
+            for sample in range(first, first + count):
+                yield Continuation(self, prompt, sample)
+
+
+async def start(
+    checks: Checks,
+    deployment: Deployment,
+    requests: Sequence[tuple[Plan, Payloads]],
+    sampling: Sampling,
+    run: Run,
+    caches: KeptCaches,
+    deadline: float | None,
+) -> Generation:
+    """Check a run before anything is computed.
+
+    Args:
+        checks: Checks its plans.
+        deployment: The model.
+        requests: For each prompt taps, edits and the arguments that it became, and their payloads.
+        sampling: How tokens are chosen.
+        run: Runs work on the owner thread.
+        caches: Counts the keys and values that are kept.
+        deadline: A time of `time.monotonic()` in seconds, or None.
+
+    Raises:
+        ServiceError: With the reason why it cannot run.
+    """
+    causal = CausalModel.of(deployment.hosted)
+    ends = causal.end_ids if sampling.stop_token_ids is None else sampling.stop_token_ids
+    sampling = replace(sampling, stop_token_ids=ends)
+    if sampling.is_of_model:
+        sampling = with_model_sampling(sampling, getattr(deployment.hosted.module, "generation_config", None))
+    sampling = sampling.filled
+    prompts = [await _prompt(checks, deployment, causal, request, sampling, deadline) for request in requests]
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    resolved = longest.prepared.checked.resolved
+    assert resolved is not None  # refused before
+    length = len(longest.ids) + sampling.max_new_tokens - 1  # the last token is not fed
+    guard = PassGuard(deadline)
+    if (size := deployment.cache_size) is None:
+        size = deployment.cache_size = await run(partial(_cache_size, causal, deployment), guard, deadline)
+    cache_bytes = size.of(length)
+    _check_cache(cache_bytes, length, longest.prepared.checked)
+    expansions, edits = resolved.expansions[:-1], resolved.surgery.expansions
+    started = Started(tuple(prompt.ids for prompt in prompts), expansions, edits, sampling, cache_bytes)
+    return Generation(prompts, causal, started, run, deadline, guard, caches)
+
+
+async def _prompt(
+    checks: Checks,
+    deployment: Deployment,
+    causal: CausalModel,
+    request: tuple[Plan, Payloads],
+    sampling: Sampling,
+    deadline: float | None,
+) -> Prompt:
+    """Check the request of one prompt.
+
+    Raises:
+        ServiceError: With the reason why it cannot run.
+    """
+    plan, payloads = request
+    plan = replace(plan, inputs=bound_inputs(deployment.hosted, plan.inputs))
+    _check_request(plan)
+    checked = await checks.check(replace(plan, taps=(*plan.taps, LOGITS)), deadline)
+    if checked.resolved is None:
+        raise checked.doubt or ServiceError(
+            ErrorReason.INVALID_ARGUMENT, "which modules this model calls depends on its data"
+        )
+    check_taps(checked.resolved.targets[:-1])
+    prepared = Prepared(checked, payloads, *checked.no_images)
+    ids = tuple(prompt_of(prepared))
+    _check_length(causal, len(ids), sampling)
+    _check_ids(causal, ids, sampling)
+    placing = Placing.of(plan, len(ids), sampling.max_new_tokens)
+    placing.check(checked.resolved)
+    return Prompt(prepared, ids, placing)
+
+
+def _check_request(plan: Plan) -> None:
+    problem = ""
+    if plan.objective is not None:
+        problem = "gradients are computed on finished texts: ask `gradients` with prompt and generated tokens"
+    elif plan.sources:
+        problem = "edits that take values from other inputs are not supported while text is generated"
+    elif plan.start_at is not None:
+        problem = "it starts at the prompt; leave start_at out"
+    elif any(tap.selector.kind == "fx" for tap in plan.taps):
+        problem = "nodes of the traced graph are computed apart from the text; tap modules"
+    elif any(tap.statistics or not _are_readouts(tap.reductions) for tap in plan.taps):
+        problem = (
+            "taps have values, lenses and readouts alone here; reduce values, or take statistics, with "
+            "`extract`"
+        )
+
+    named = {entry.name: entry for entry in plan.inputs}
+    entry = named.get("input_ids")
+    shape = entry.shape if isinstance(entry, TensorInput) else ()
+    if not problem and (len(shape) != 2 or shape[0] != 1 or not shape[1]):
+        problem = "a prompt has at least one token"
+    if others := named.keys() - _OF_TEXTS:
+        problem = f"{', '.join(sorted(others))}: only texts are continued, without images and other inputs"
+    if problem:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem)
+
+
+def _are_readouts(reductions: Sequence[Reduction]) -> bool:
+    return all(isinstance(reduction, (Lens, Readout)) for reduction in reductions)
+
+
+def _cache_size(causal: CausalModel, deployment: Deployment) -> CacheSize:
+    """Return how large the keys and values of a text become. Owner thread only."""
+    return causal.cache_size(make_meta_replica(deployment.hosted.module))
+
+
+def _check_cache(cache_bytes: int, length: int, checked: CheckedPlan) -> None:
+    """Refuse a run whose keys and values do not fit beside the pass of its prompt."""
+    needed, limit = cache_bytes + checked.memory_bytes, checked.limits.max_pass_bytes
+    if needed > limit:
+        raise ServiceError(
+            ErrorReason.PASS_TOO_LARGE,
+            f"keys and values of {length:,} positions take {cache_bytes:,} bytes, and with the pass of the "
+            f"prompt {needed:,}; the limit is {limit:,}. Nothing was computed. Ask for fewer tokens, or send "
+            "a shorter prompt",
+            byte_count=str(needed),
+            limit=str(limit),
+        )
+
+
+def _check_ids(causal: CausalModel, prompt: Sequence[int], sampling: Sampling) -> None:
+    given = {
+        "the prompt": prompt,
+        "stop_token_ids": sampling.stop_token_ids or (),
+        "logit_bias": sampling.logit_bias,
+    }
+    for name, ids in given.items():
+        for token_id in ids:
+            if not 0 <= token_id < causal.vocabulary:
+                raise ServiceError(
+                    ErrorReason.INVALID_ARGUMENT,
+                    f"{name} has the token id {token_id}, and the model has 0 to {causal.vocabulary - 1}",
+                )
+
+
+def _check_length(causal: CausalModel, prompt: int, sampling: Sampling) -> None:
+    most, switch = causal.max_positions, causal.switch_position
+    if switch is not None and prompt <= switch < prompt + sampling.max_new_tokens - 1:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"behind {switch:,} positions this model computes all keys and values anew, with other factors, "
+            f"so positions would have two values; with {prompt:,} tokens in the prompt, give max_new_tokens "
+            f"of at most {switch - prompt + 1:,}, or a prompt of more than {switch:,}",
+        )
+    if most is not None and prompt + sampling.max_new_tokens > most:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"the prompt has {prompt:,} tokens, and with max_new_tokens={sampling.max_new_tokens:,} the text "
+            f"may need {prompt + sampling.max_new_tokens:,} positions; the model has {most:,}",
+        )

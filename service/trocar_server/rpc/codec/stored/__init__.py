@@ -1,0 +1,1 @@
+"""What a server keeps under names, from the wire and to it: lists of edits, directions."""
