@@ -32,7 +32,7 @@ _NONE = Answer("")
 ANSWER_S = 120.0
 """Virtual seconds within which every call is answered."""
 GAPS = (1, 2, 3)
-"""Awaits from a cancellation to the second one: which of them meets what cleans up is a matter of the order."""
+"""Awaits from a cancellation to a second one; which of them meets what cleans up differs with the order."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,7 @@ def controlled(case: Case, seed: int, folder: Path) -> Control:
     return run(seed, _Sweep(case, folder).control())
 
 
-def swept(
-    case: Case, control: Control, event: Event, at: int, seed: int, folder: Path, gap: int = 1
-) -> None:
+def swept(case: Case, control: Control, event: Event, at: int, seed: int, folder: Path, gap: int = 1) -> None:
     """Make the call with an event at one of its awaits; a second cancellation comes `gap` awaits later.
 
     Raises:

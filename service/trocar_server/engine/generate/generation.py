@@ -138,7 +138,8 @@ class Continuation:
         deadline, priority = generation.deadline, checked.plan.execution.priority
         asked_at = time.perf_counter()
         device_user.set(checked.plan.model_id)
-        async with checked.deployment.pool.lease(deadline, rows=1, priority=priority) as replica:
+        pool = checked.deployment.pool
+        async with pool.lease(deadline, rows=1, priority=priority, is_step=True) as replica:
             self.queue_s += time.perf_counter() - asked_at
             work = partial(decoding.next, replica)
             decoded: DecodedPass = await generation.run(work, generation.guard, deadline)

@@ -9,18 +9,30 @@ flow that sends one expensive item at a time would never pay. Credit above zero 
 
 That is round robin with the deficit paid afterwards: an expensive item of a flow that has waited need not
 wait for many rounds, and the cost of an item need only be known when it is done (`charge`).
+
+# Note: [A caller that asks now and then]
+With a step of eight texts in the circle, a flow that asks for one pass would wait for eight steps, though it
+has had nothing for minutes. So while steps wait, every second turn, outside of the circle, belongs to the
+flows with a single item (one that is no step) that have had less than their share lately. What they had less
+is counted up to `head_start`, and used up by what they get: over time all waiting flows still get the same
+cost, and a flow that comes back delays the others by at most that much. Within a flow, single items and steps
+of one priority take turns for the same reason.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
 
 from trocar_server.engine.request.priority import Priority
+from trocar_server.engine.schedule.shares import Shares
 
 Item = TypeVar("Item")
+_Line = OrderedDict[int, tuple["Ticket", Item]]
+_NUMBER: Callable[["Ticket"], int] = attrgetter("number")
 _HIGHEST_FIRST = tuple(reversed(Priority))
 
 
@@ -32,6 +44,7 @@ class Ticket:
     flow: str
     priority: Priority
     cost: float
+    is_step: bool
 
 
 @dataclass
@@ -39,22 +52,39 @@ class _Flow(Generic[Item]):
     credit: float
     is_spent: bool = False
     """Whether its turn is over, even if it gets a refund before the next."""
-    lines: dict[Priority, "OrderedDict[int, tuple[Ticket, Item]]"] = field(default_factory=dict)
-    """The items of each priority that it has had."""
+    lines: dict[tuple[Priority, bool], "_Line[Item]"] = field(default_factory=dict)
+    """The items that it has had, by priority, and whether they are steps."""
+    was_step: bool = True
+    """Whether its last item was a step."""
     count: int = 0
     cost: float = 0.0
 
-    def first(self) -> "OrderedDict[int, tuple[Ticket, Item]]":
+    def first(self) -> "_Line[Item]":
         """Return the queue whose head is next."""
         for priority in _HIGHEST_FIRST:
-            if line := self.lines.get(priority):
-                return line
+            for is_step in (not self.was_step, self.was_step):
+                if line := self.lines.get((priority, is_step)):
+                    return line
         raise IndexError("the queue is empty")
+
+    def single(self) -> "_Line[Item] | None":
+        """Return the queue whose head is the next item that is no step; None without one."""
+        lines = (self.lines.get((priority, False)) for priority in _HIGHEST_FIRST)
+        return next(filter(None, lines), None)
 
     def last(self) -> Ticket:
         """Return the ticket that would be served last."""
-        line = self.lines[min(priority for priority, line in self.lines.items() if line)]
-        return next(reversed(line.values()))[0]
+        lowest = min(priority for (priority, _), line in self.lines.items() if line)
+        lines = (self.lines.get((lowest, is_step)) for is_step in (True, False))
+        return max((next(reversed(line.values()))[0] for line in lines if line), key=_NUMBER)
+
+
+class _Turn(NamedTuple, Generic[Item]):
+    """A flow, the queue of its whose head is next, and whether that is outside of the circle."""
+
+    own: _Flow[Item]
+    line: "_Line[Item]"
+    is_extra: bool
 
 
 class FairQueue(Generic[Item]):
@@ -70,6 +100,7 @@ class FairQueue(Generic[Item]):
 
     Args:
         quantum: The credit of each flow per round; the cost of a typical item keeps turns short and few.
+        head_start: The most cost that a flow which has had less than its share gets beyond its turns.
 
     Attributes:
         quantum: May be changed at any time.
@@ -77,12 +108,19 @@ class FairQueue(Generic[Item]):
         circle: Flows with items or debts, in the order of their turns; not to be changed.
     """
 
-    def __init__(self, quantum: float) -> None:
+    def __init__(self, quantum: float, head_start: float = 0.0) -> None:
         self.quantum = quantum
         self.count = 0
         self.circle: OrderedDict[str, _Flow[Item]] = OrderedDict()
         self._numbers = count()
         self._cost = 0.0
+        self._shares = Shares(head_start)
+        self._singles: OrderedDict[str, None] = OrderedDict()
+        """Flows that may have turns outside of the circle, in the order of these."""
+        self._step_count = 0
+        """Items that are steps."""
+        self._was_extra = False
+        """Whether the last turn was outside of the circle."""
 
     def __len__(self) -> int:
         return self.count
@@ -92,22 +130,40 @@ class FairQueue(Generic[Item]):
         """The total cost of all items."""
         return self._cost
 
-    def push(self, item: Item, flow: str, cost: float = 0.0, priority: Priority = Priority.NORMAL) -> Ticket:
-        """Add an item at the end of its flow's queue."""
+    def push(
+        self,
+        item: Item,
+        flow: str,
+        cost: float = 0.0,
+        priority: Priority = Priority.NORMAL,
+        *,
+        is_step: bool = False,
+    ) -> Ticket:
+        """Add an item at the end of its flow's queue.
+
+        Args:
+            item: What waits.
+            flow: Its flow.
+            cost: What it takes, in the unit of `quantum`.
+            priority: Order within the flow.
+            is_step: Whether it is one of many steps of a run; see Note: [A caller that asks now and then].
+        """
         own = self.circle.get(flow)
         if own is None:
             own = self.circle[flow] = _Flow(self.quantum)
-        ticket = Ticket(next(self._numbers), flow, priority, cost)
-        own.lines.setdefault(priority, OrderedDict())[ticket.number] = (ticket, item)
+        ticket = Ticket(next(self._numbers), flow, priority, cost, is_step)
+        own.lines.setdefault((priority, is_step), OrderedDict())[ticket.number] = (ticket, item)
         self._add(own, 1, cost)
+        self._step_count += is_step
+        if not is_step:
+            self._singles[flow] = None
         return ticket
 
     def head(self, flow: str | None = None) -> Item | None:
         """Return the next item, or the next one of a flow, without removing it; None without one."""
         if not (self.count if flow is None else self.count_of(flow)):
             return None
-        own = self._turn() if flow is None else self.circle[flow]
-        return next(iter(own.first().values()))[1]
+        return next(iter(self._next(flow).line.values()))[1]
 
     def pop(self, flow: str | None = None) -> Item:
         """Remove and return the next item, or that of a flow out of turn, which is paid for later.
@@ -117,11 +173,18 @@ class FairQueue(Generic[Item]):
         """
         if not (self.count if flow is None else self.count_of(flow)):
             raise IndexError("the queue is empty")
-        own = self._turn() if flow is None else self.circle[flow]
-        _, (ticket, item) = own.first().popitem(last=False)
+        own, line, is_extra = self._next(flow)
+        _, (ticket, item) = line.popitem(last=False)
+        self._shares.spend(ticket.flow, ticket.cost, len(self.circle))
         self._add(own, -1, -ticket.cost)
-        own.credit -= ticket.cost
-        own.is_spent = own.credit <= 0
+        self._step_count -= ticket.is_step
+        own.was_step = ticket.is_step
+        self._was_extra = is_extra
+        if is_extra:
+            self._singles.move_to_end(ticket.flow)
+        else:
+            own.credit -= ticket.cost
+            own.is_spent = own.credit <= 0
         if not own.count:
             self._drop(ticket.flow, own)
         return item
@@ -129,10 +192,11 @@ class FairQueue(Generic[Item]):
     def remove(self, ticket: Ticket) -> bool:
         """Remove an abandoned item, at no cost; false where it is gone already."""
         own = self.circle.get(ticket.flow)
-        line = own.lines.get(ticket.priority) if own else None
+        line = own.lines.get((ticket.priority, ticket.is_step)) if own else None
         if own is None or line is None or line.pop(ticket.number, None) is None:
             return False
         self._add(own, -1, -ticket.cost)
+        self._step_count -= ticket.is_step
         self._drop(ticket.flow, own)
         return True
 
@@ -144,6 +208,7 @@ class FairQueue(Generic[Item]):
                 return
             own = self.circle[flow] = _Flow(self.quantum)
         own.credit = min(own.credit - cost, self.quantum)
+        self._shares.spend(flow, cost, len(self.circle))
         if own.credit > 0 and not own.count:
             del self.circle[flow]
 
@@ -171,28 +236,54 @@ class FairQueue(Generic[Item]):
     def item(self, ticket: Ticket) -> Item | None:
         """Return the waiting item of a ticket; None where it is gone."""
         own = self.circle.get(ticket.flow)
-        line = own.lines.get(ticket.priority) if own else None
+        line = own.lines.get((ticket.priority, ticket.is_step)) if own else None
         result = line.get(ticket.number) if line else None
         return result[1] if result else None
 
-    def cost_before(self, flow: str, cost: float, priority: Priority = Priority.NORMAL) -> float:
+    def cost_before(
+        self, flow: str, cost: float, priority: Priority = Priority.NORMAL, *, is_step: bool = False
+    ) -> float:
         """Return about the cost that is served before an item that would arrive now.
 
         All waiting items of its own flow with its priority or a higher one; of each other flow the same cost,
-        or all that it has.
+        or all that it has. Where the flow is behind, every second turn is its: of all others together so much.
         """
         own = self.circle.get(flow)
         lines = own.lines.items() if own else ()
-        of_own = sum(ticket.cost for of, line in lines if of >= priority for ticket, _ in line.values())
+        of_own = sum(ticket.cost for (of, _), line in lines if of >= priority for ticket, _ in line.values())
         debt = max(0.0, -own.credit) if own else 0.0
         share = of_own + debt + cost
         others = (other.cost for name, other in self.circle.items() if name != flow)
-        return of_own + sum(min(each, share) for each in others)
+        of_others = sum(min(each, share) for each in others)
+        if not is_step and self._step_count and self._shares.behind(flow) > 0:
+            of_others = min(of_others, share)
+        return of_own + of_others
 
     def flows(self) -> Iterator[tuple[str, int]]:
         """Yield every flow with its number of waiting items, flows that only have debts included."""
         for flow, own in self.circle.items():
             yield flow, own.count
+
+    def _next(self, flow: str | None) -> "_Turn[Item]":
+        """Return whose turn it is; that of a flow, if one is given."""
+        if flow is not None:
+            own = self.circle[flow]
+            return _Turn(own, own.first(), False)
+        if (extra := self._extra()) is not None:
+            return extra
+        own = self._turn()
+        return _Turn(own, own.first(), False)
+
+    def _extra(self) -> "_Turn[Item] | None":
+        """Return a turn outside of the circle; None where none is due."""
+        while self._singles and self._step_count and not self._was_extra:
+            flow = next(iter(self._singles))
+            own = self.circle.get(flow)
+            line = own.single() if own else None
+            if own and line and self._shares.behind(flow) > 0:
+                return _Turn(own, line, True)
+            del self._singles[flow]
+        return None
 
     def _turn(self) -> _Flow[Item]:
         """Advance the circle to the next flow that has both credit and items."""

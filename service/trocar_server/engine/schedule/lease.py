@@ -24,6 +24,8 @@ from trocar_server.models import Pristine, current_flow, make_replica
 # The wait for a replica ends before the call's deadline, or "busy" would show as a deadline error.
 _WAIT_SHARE = 0.9
 _LEAST_COST_S = 1e-6
+_HEAD_START_S = 2.0
+"""The most computing that a flow which has had less than its share gets beyond its turns."""
 _Turn = asyncio.Future["Replica"]
 _VERSION = attrgetter("_version")
 _ADDRESS = Tensor.data_ptr
@@ -119,11 +121,13 @@ class LeaseRequest:
         flow: The flow that is charged; see `current_flow`.
         rows: Samples of the batch, from which its time is estimated.
         priority: Order among the flow's own calls.
+        is_step: Whether it is one of many steps of a run; see Note: [A caller that asks now and then].
     """
 
     flow: str
     rows: int = 1
     priority: Priority = Priority.NORMAL
+    is_step: bool = False
 
 
 class ReplicaPool:
@@ -148,7 +152,7 @@ class ReplicaPool:
 
     def __init__(self, replicas: Sequence[Replica], max_queue: int) -> None:
         self._free = deque(replicas)
-        self._line: FairQueue[_Turn] = FairQueue(PassThroughput().seconds())
+        self._line: FairQueue[_Turn] = FairQueue(PassThroughput().seconds(), _HEAD_START_S)
         self._ends: dict[int, float] = {}
         """By lease, its expected end, as a time of `time.monotonic()`."""
         self._unpaid: dict[int, tuple[str, float]] = {}
@@ -198,6 +202,7 @@ class ReplicaPool:
         rows: int = 1,
         priority: Priority = Priority.NORMAL,
         flow: str | None = None,
+        is_step: bool = False,
     ) -> AsyncIterator[Replica]:
         """Lease a replica until the context ends.
 
@@ -207,12 +212,13 @@ class ReplicaPool:
             rows: Samples of the batch; the cost is estimated from the model's throughput so far.
             priority: Order among the flow's own calls.
             flow: The flow that is charged; that of the current call when None.
+            is_step: Whether it is for one of many steps of a run.
 
         Raises:
             ServiceError: `SERVER_BUSY` when the queue is full, no replica was free in time, or none is
                 expected to be; `MODEL_NOT_LOADED` when the pool was drained.
         """
-        request = LeaseRequest(current_flow() if flow is None else flow, rows, priority)
+        request = LeaseRequest(current_flow() if flow is None else flow, rows, priority, is_step)
         cost = max(self.throughput.seconds(rows), _LEAST_COST_S)
         if self._free and not self._is_closed:
             replica = self._free.popleft()
@@ -257,9 +263,8 @@ class ReplicaPool:
             return 0.0
         self._charge_leases()
         cost = self.throughput.seconds(request.rows)
-        return (
-            self._running_s() + self._line.cost_before(request.flow, cost, request.priority)
-        ) / self._count
+        before = self._line.cost_before(request.flow, cost, request.priority, is_step=request.is_step)
+        return (self._running_s() + before) / self._count
 
     def _running_s(self) -> float:
         now = time.monotonic()
@@ -319,7 +324,7 @@ class ReplicaPool:
     async def _next(self, request: LeaseRequest, cost: float, patience_s: float | None) -> Replica:
         """Wait in the queue for a replica."""
         turn: _Turn = asyncio.get_running_loop().create_future()
-        ticket = self._line.push(turn, request.flow, cost, request.priority)
+        ticket = self._line.push(turn, request.flow, cost, request.priority, is_step=request.is_step)
         try:
             async with asyncio.timeout(patience_s):
                 return await turn

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trocar_server.engine.request.priority import Priority
 from trocar_server.engine.schedule.fair_queue import FairQueue, Ticket
+from trocar_server.engine.schedule.shares import Shares
 
 FLOWS = ("a", "b", "c")
 COSTS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 7.0, 64.0])
@@ -253,6 +254,96 @@ class _OneByOne:
             self._circle.append(self._circle.pop(0))
             if self._credit[flow] <= 1e-9 * self._quantum:
                 self._credit[flow] += self._quantum
+
+
+def beside_texts(head_start: float) -> FairQueue[str]:
+    """Return a line in which eight flows have a step each, and have had some."""
+    queue: FairQueue[str] = FairQueue(1.0, head_start)
+    for number in range(8):
+        queue.push(f"t{number}", f"t{number}", 1.0, is_step=True)
+    for _ in range(20):
+        text = queue.pop()
+        queue.push(text, text, 1.0, is_step=True)
+    return queue
+
+
+def waits(queue: FairQueue[str], count: int, *, together: bool = False) -> list[int]:
+    """Return behind how many steps each of the passes comes that a flow asks for, one after the other."""
+    result = []
+    flow = "t3" if together else "a"
+    for _ in range(count):
+        queue.push("pass", flow, 1.0)
+        result.append(0)
+        while (item := queue.pop()) != "pass":
+            queue.push(item, item, 1.0, is_step=True)
+            result[-1] += 1
+        text = queue.pop()  # runs while the reply is on its way
+        queue.push(text, text, 1.0, is_step=True)
+    return result
+
+
+def test_a_pass_now_and_then_is_next_beside_eight_texts() -> None:
+    queue = beside_texts(head_start=10.0)
+    assert waits(queue, 12)[:9] == [0] * 9
+
+
+def test_who_goes_on_asking_gets_a_share_beside_eight_texts_and_no_more() -> None:
+    queue = beside_texts(head_start=10.0)
+    waits(queue, 60)
+    assert 8 * 30 * 0.7 < sum(waits(queue, 30)) < 8 * 30
+
+
+def test_a_pass_beside_texts_of_its_own_flow_waits_for_one_step() -> None:
+    queue: FairQueue[str] = FairQueue(1.0, 10.0)
+    for number in range(8):
+        queue.push(f"t{number}", "a", 1.0, is_step=True)
+    for _ in range(3):
+        queue.pop()
+    queue.push("pass 0", "a", 1.0)
+    queue.push("pass 1", "a", 1.0)
+    assert drained(queue) == ["pass 0", "t3", "pass 1", "t4", "t5", "t6", "t7"]
+
+
+def test_a_pass_is_expected_when_it_comes() -> None:
+    queue = beside_texts(head_start=10.0)
+    assert queue.cost_before("a", 1.0) == 1.0
+    assert queue.cost_before("a", 1.0, is_step=True) == 8.0
+    assert beside_texts(head_start=0.0).cost_before("a", 1.0) == 8.0
+
+
+@given(st.lists(COSTS, min_size=1, max_size=5), st.lists(COSTS, min_size=1, max_size=5), st.integers(1, 9))
+def test_a_head_start_is_the_most_that_a_flow_gets_beyond_its_share(
+    passes: list[float], steps: list[float], texts: int
+) -> None:
+    head_start = 20.0
+    queue: FairQueue[tuple[str, float]] = FairQueue(1.0, head_start)
+    coming = {"a": cycle(passes)} | {f"t{number}": cycle(steps) for number in range(texts)}
+
+    def push(flow: str) -> None:
+        cost = next(coming[flow])
+        queue.push((flow, cost), flow, cost, is_step=flow != "a")
+
+    for flow in [*coming, *coming]:
+        push(flow)
+    served = dict.fromkeys(coming, 0.0)
+    for _ in range(1000):
+        flow, cost = queue.pop()
+        served[flow] += cost
+        push(flow)
+    least = min(count for flow, count in served.items() if flow != "a")
+    of_circle = 2 + max(*passes, *steps)
+    most = head_start + max(passes) + of_circle
+    assert served["a"] - least <= most * (texts + 1) / texts + of_circle
+    assert least - served["a"] <= of_circle
+
+
+def test_who_came_long_ago_is_forgotten() -> None:
+    shares = Shares(most=10.0)
+    for number in range(1000):
+        shares.spend(f"{number}", 1.0, waiting=2)
+    assert shares.behind("0") == 10.0
+    assert shares.behind("999") == 9.5
+    assert len(shares._had) < 100
 
 
 def test_an_item_out_of_turn_is_paid_for_later() -> None:
