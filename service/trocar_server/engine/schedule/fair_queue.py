@@ -246,7 +246,7 @@ class FairQueue(Generic[Item]):
         """Return about the cost that is served before an item that would arrive now.
 
         All waiting items of its own flow with its priority or a higher one; of each other flow the same cost,
-        or all that it has. Where the flow is behind, every second turn is its: of all others together so much.
+        or all that it has. Where the flow is behind, every second turn is its: as much of all others in sum.
         """
         own = self.circle.get(flow)
         lines = own.lines.items() if own else ()
