@@ -34,12 +34,17 @@ async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # retrieved: nothing else awaits it
+        await ended(task)
         raise
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Wait for a task to end, however often this one is cancelled; what it returns or raises is dropped."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # retrieved: nothing else awaits it
 
 
 async def all_done() -> None:

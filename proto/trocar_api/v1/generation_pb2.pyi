@@ -286,11 +286,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedToken]:
-        """The tokens that were chosen after the pass, all of one sequence."""
+        """The tokens that were chosen after one or more passes, all of one sequence, in order: one by each pass."""
 
     @_builtins.property
     def feature_maps(self) -> _containers.RepeatedCompositeFieldContainer[_extraction_pb2.FeatureMap]:
-        """The values of the pass: along the dimension `tokens` of `FeatureMap.axes` one row for each of the positions in
+        """The values of these passes: along the dimension `tokens` of `FeatureMap.axes` one row for each of the positions in
         `FeatureMap.token_positions`. A tap without any position in the pass has none.
         """
 

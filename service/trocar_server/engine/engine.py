@@ -393,7 +393,10 @@ class Engine:
         plan, payloads = requests[0]
         await check_operands(plan, payloads)  # prompts share their tensors
         deployment = self.deployment(plan.model_id)
-        return await start(self.checks, deployment, requests, sampling, self.run, self.caches, deadline)
+        is_awaited = self.owner.is_awaited
+        return await start(
+            self.checks, deployment, requests, sampling, self.run, is_awaited, self.caches, deadline
+        )
 
     def _begin(self, deployment: Deployment) -> Awaitable[None]:
         """Start to restore and build the compiled variants that a loaded model is to have at once."""

@@ -1,6 +1,7 @@
 """Processor folder: the files of a tokenizer or feature extractor, their digest, and no code among them."""
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ _PATTERNS = (
     *("chat_template*", "additional_chat_templates/*.jinja"),
 )
 _MAX_FILE_BYTES = 256 << 20
+_FOLDERS_KEPT = 256
 
 
 def sound_settings(folder: Path) -> dict[str, Any]:
@@ -37,13 +39,18 @@ def sound_settings(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
+@lru_cache(maxsize=_FOLDERS_KEPT)
+def has_tokenizer(folder: Path, _version: str) -> bool:
+    """Whether a folder has the files of a tokenizer, in a version that is unique for each load of a model.
+
+    Looked at once: it is asked for every generated token.
+    """
     return any(any(folder.glob(pattern)) for pattern in _TOKENIZERS)
 
 
-def has_feature_extractor(folder: Path) -> bool:
-    """Whether a folder has the files of a feature extractor."""
+@lru_cache(maxsize=_FOLDERS_KEPT)
+def has_feature_extractor(folder: Path, _version: str) -> bool:
+    """Whether a folder has the files of a feature extractor; as `has_tokenizer`."""
     return any((folder / name).is_file() for name in _FEATURE_EXTRACTORS)
 
 

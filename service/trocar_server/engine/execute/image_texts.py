@@ -5,9 +5,7 @@ The number of tokens of an image is known only once its size is: see Note: [Imag
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -56,7 +54,9 @@ def takes_image_texts(
 ) -> bool:
     """Whether inputs are for a processor of texts and images together; arrays that it would make are not."""
     folder, version = hosted.processor_folder, hosted.processor_version
-    if folder is None or _model_type(hosted) not in _MODELS or not _has_processor(folder, version):
+    if folder is None or _model_type(hosted) not in _MODELS:
+        return False
+    if not has_tokenizer(folder, version) or not has_feature_extractor(folder, version):
         return False
     if any(isinstance(entry, ImageInput) for entry in inputs):
         return True
@@ -185,11 +185,6 @@ class ImageTextProcessor:
 
 def _model_type(hosted: HostedModel) -> str:
     return str(getattr(getattr(hosted.module, "config", None), "model_type", ""))
-
-
-@lru_cache(maxsize=64)
-def _has_processor(folder: Path, _version: str) -> bool:
-    return has_tokenizer(folder) and has_feature_extractor(folder)
 
 
 def _only_texts(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> TextInput | None:

@@ -232,7 +232,8 @@ class Processor:
         Raises:
             ServiceError: `MODEL_INVALID`, its tokenizer cannot be loaded; `CANCELLED`, the server stops.
         """
-        if hosted.processor_folder is None or not has_tokenizer(hosted.processor_folder):
+        folder = hosted.processor_folder
+        if folder is None or not has_tokenizer(folder, hosted.processor_version):
             return ["" for _ in lists]
         takes, cost, timeout_s = _taken(hosted), sum(map(len, lists)), limits.max_processing_s
         try:
@@ -392,10 +393,10 @@ def _too_slow(timeout_s: float) -> ServiceError:
 
 
 def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
-    folder = hosted.processor_folder
+    folder, version = hosted.processor_folder, hosted.processor_version
     for given in unprocessed:
         is_text = isinstance(given, TextInput)
-        if folder is None or not (has_tokenizer if is_text else has_feature_extractor)(folder):
+        if folder is None or not (has_tokenizer if is_text else has_feature_extractor)(folder, version):
             what = "tokenizer, so it takes no texts" if is_text else "feature extractor, so it takes no sound"
             images = "images or " if hosted.preprocessing is not None else ""
             raise ServiceError(

@@ -3,10 +3,10 @@
 Sequences are computed one after the other, each alone: one has keys and values at a time.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto, unique
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from trocar_server.engine.generate.kept_caches import KeptCaches
 from trocar_server.engine.generate.model_sampling import with_model_sampling
 from trocar_server.engine.generate.placing import Placing
 from trocar_server.engine.generate.sampling import Sampler, Sampling
+from trocar_server.engine.generate.steps import LEASE_S, MOST_AHEAD, End, Step, Steps
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.plan import Payloads, Plan, TapRequest, TensorInput
@@ -28,6 +29,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_meta_replica
 from trocar_server.models.huggingface.causal import CacheSize, CausalModel
 from trocar_server.surgery import PassGuard, parse_selector
+from trocar_server.tasks import ended
 from trocar_server.tensors.reductions import Lens, Readout, Reduction
 
 LOGITS = TapRequest(parse_selector('/out["logits"]'), alias="logits of the next token", values=False)
@@ -37,15 +39,6 @@ _OF_TEXTS = frozenset(("input_ids", "attention_mask", "position_ids", "token_typ
 """The arguments that a text becomes; each pass gets its own."""
 
 Run = Callable[..., Awaitable[Any]]
-
-
-@unique
-class End(Enum):
-    """Why a text ended."""
-
-    LENGTH = auto()
-    STOP_TOKEN = auto()
-    STOP_STRING = auto()
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class Continuation:
     """One sequence of a run: the text that follows a prompt.
 
         async with aclosing(continuation.passes()) as passes:
-            async for decoded in passes: ...
+            async for steps in passes: ...
 
     Attributes:
         prompt: The index of its prompt.
@@ -109,47 +102,87 @@ class Continuation:
         self.pass_count, self.compute_s, self.queue_s = 0, 0.0, 0.0
         self.edit_counts = [[0, 0, 0] for _ in self._prompt.prepared.plan.edits]
 
-    async def passes(self) -> AsyncGenerator[DecodedPass, None]:
-        """Yield each pass with the token that it chose; the last one ends the text, or fills it.
+    async def passes(self) -> AsyncGenerator[list[Step], None]:
+        """Yield passes with the tokens that they chose; the last one ends the text, or fills it.
 
         Between two passes the replica and the thread that owns torch are free for other calls. Keys and
-        values are kept while this is open.
+        values are kept while this is open. See Note: [Passes ahead] in `steps`.
 
         Raises:
             ServiceError: Any error of a pass, and any reason to stop.
         """
         generation, prepared = self._generation, self._prompt.prepared
-        sampling, guard = generation.started.sampling, generation.guard
+        sampling = generation.started.sampling
         device = prepared.checked.deployment.hosted.device
         sampler = Sampler(sampling, device, self.prompt, self.sample)
-        decoding = Decoding(generation.causal, prepared, sampler, self._prompt.placing, guard)
+        decoding = Decoding(generation.causal, prepared, sampler, self._prompt.placing, generation.guard)
+        steps = Steps(1 if sampling.stop else MOST_AHEAD)
         with generation.caches.kept(generation.started.cache_bytes):
-            while self.end is None:
-                decoded = await self._pass(decoding)
-                self._count(decoded)
-                if decoded.choice.token_id in (sampling.stop_token_ids or ()):
-                    self.end = End.STOP_TOKEN
-                elif len(decoding.generated) >= sampling.max_new_tokens:
-                    self.end = End.LENGTH
-                yield decoded
+            running = asyncio.create_task(self._run(decoding, steps))
+            try:
+                while self.end is None:
+                    if not (together := await steps.next()):
+                        await running  # has failed
+                    for step in together:
+                        await self._count(step)
+                    yield together
+                    steps.free(len(together))
+            except BaseException:  # the caller is gone: all of the run ends, not this text alone
+                running.cancel()
+                raise
+            finally:
+                steps.stop()
+                await ended(running)
 
-    async def _pass(self, decoding: Decoding) -> DecodedPass:
+    async def _run(self, decoding: Decoding, steps: Steps) -> None:
+        """Run passes to the end of the text, as far ahead as there is room."""
+        try:
+            end = None
+            while end is None and (most := await steps.room()):
+                end = await self._lease(decoding, steps, most)
+        finally:
+            steps.close()
+
+    async def _lease(self, decoding: Decoding, steps: Steps, most: int) -> End | None:
+        """Run some passes with one lease; return why the text ends, if it does."""
         generation, checked = self._generation, self._prompt.prepared.checked
-        deadline, priority = generation.deadline, checked.plan.execution.priority
+        deadline, pool = generation.deadline, checked.deployment.pool
+        priority = checked.plan.execution.priority
         asked_at = time.perf_counter()
         device_user.set(checked.plan.model_id)
-        pool = checked.deployment.pool
         async with pool.lease(deadline, rows=1, priority=priority, is_step=True) as replica:
-            self.queue_s += time.perf_counter() - asked_at
-            work = partial(decoding.next, replica)
-            decoded: DecodedPass = await generation.run(work, generation.guard, deadline)
+            leased_at = time.perf_counter()
+
+            def work() -> End | None:
+                queue_s = leased_at - asked_at
+                for left in reversed(range(most)):
+                    decoded = decoding.next(replica)
+                    end = self._end_after(decoded, len(decoding.generated))
+                    step = Step(decoded, queue_s, end, time.perf_counter())
+                    is_awaited = bool(pool.waiting_count) or generation.is_awaited()
+                    steps.put(step)
+                    if end is not None or not left or is_awaited or step.ended_at > leased_at + LEASE_S:
+                        return end
+                    queue_s = 0.0
+                return None
+
+            return await generation.run(work, generation.guard, deadline)  # type: ignore[no-any-return]
+
+    def _end_after(self, decoded: DecodedPass, count: int) -> End | None:
+        sampling = self._generation.started.sampling
+        if decoded.choice.token_id in (sampling.stop_token_ids or ()):
+            return End.STOP_TOKEN
+        return End.LENGTH if count >= sampling.max_new_tokens else None
+
+    async def _count(self, step: Step) -> None:
+        decoded = step.decoded
         if decoded.copies is not None:
             await decoded.copies.arrived()
-        return decoded
-
-    def _count(self, decoded: DecodedPass) -> None:
+        self._prompt.prepared.checked.deployment.pool.throughput.observe(1, decoded.compute_s)
+        self.end = step.end
         self.pass_count += 1
         self.compute_s += decoded.compute_s
+        self.queue_s += step.queue_s
         for place, (count, gated_out) in decoded.edited.items():
             self.edit_counts[place][decoded.first_position > 0] += count
             self.edit_counts[place][2] += gated_out
@@ -160,13 +193,14 @@ class Generation:
     """A run that may begin; `start` makes it.
 
         for continuation in generation.continuations():
-            async for decoded in continuation.passes(): ...
+            async for steps in continuation.passes(): ...
 
     Attributes:
         prompts: Its prompts.
         causal: The model.
         started: What it will do.
         run: Runs work on the owner thread.
+        is_awaited: Whether other work waits for that thread.
         deadline: A time of `time.monotonic()` in seconds, or None.
         guard: Stops its passes.
         caches: Counts the keys and values that it keeps.
@@ -176,6 +210,7 @@ class Generation:
     causal: CausalModel
     started: Started
     run: Run
+    is_awaited: Callable[[], bool]
     deadline: float | None
     guard: PassGuard
     caches: KeptCaches
@@ -204,6 +239,7 @@ async def start(
     requests: Sequence[tuple[Plan, Payloads]],
     sampling: Sampling,
     run: Run,
+    is_awaited: Callable[[], bool],
     caches: KeptCaches,
     deadline: float | None,
 ) -> Generation:
@@ -215,6 +251,7 @@ async def start(
         requests: For each prompt taps, edits and the arguments that it became, and their payloads.
         sampling: How tokens are chosen.
         run: Runs work on the owner thread.
+        is_awaited: Whether other work waits for that thread.
         caches: Counts the keys and values that are kept.
         deadline: A time of `time.monotonic()` in seconds, or None.
 
@@ -239,7 +276,7 @@ async def start(
     _check_cache(cache_bytes, length, longest.prepared.checked)
     expansions, edits = resolved.expansions[:-1], resolved.surgery.expansions
     started = Started(tuple(prompt.ids for prompt in prompts), expansions, edits, sampling, cache_bytes)
-    return Generation(prompts, causal, started, run, deadline, guard, caches)
+    return Generation(prompts, causal, started, run, is_awaited, deadline, guard, caches)
 
 
 async def _prompt(

@@ -70,14 +70,27 @@ class TextPieces:
 
     async def add(self, token_id: int, others: Sequence[int] = ()) -> tuple[str, list[str]]:
         """Add a token; return what it shows of the text, and the texts of other tokens, each alone."""
-        self._ids.append(token_id)
-        alone = [[other] for other in others]
-        parts = [self._ids[self._first : self._shown], self._ids[self._first :], *alone]
-        before, after, *texts = await self._decode(parts)
-        if after.endswith(_INCOMPLETE) or len(after) <= len(before):
-            return "", list(texts)
-        self._first, self._shown = self._shown, len(self._ids)
-        return self._shown_of(after[len(before) :]), list(texts)
+        return (await self.add_all([(token_id, others)]))[0]
+
+    async def add_all(self, added: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[str, list[str]]]:
+        """Add tokens one after the other, each with others; as `add`, with as few decodings as possible."""
+        first, shown, ids = self._first, self._shown, list(self._ids)
+        parts: list[Sequence[int]] = []
+        for token_id, others in added:  # as if each of them ended a character
+            ids.append(token_id)
+            parts += [ids[first:shown], ids[first:], *([other] for other in others)]
+            first, shown = shown, len(ids)
+        texts = iter(await self._decode(parts))
+        result: list[tuple[str, list[str]]] = []
+        for token_id, others in added:
+            self._ids.append(token_id)
+            before, after, *likely = islice(texts, 2 + len(others))
+            if after.endswith(_INCOMPLETE) or len(after) <= len(before):
+                rest = added[len(result) + 1 :]
+                return [*result, ("", likely), *(await self.add_all(rest) if rest else [])]
+            self._first, self._shown = self._shown, len(self._ids)
+            result.append((self._shown_of(after[len(before) :]), likely))
+        return result
 
     async def alone(self, others: Sequence[int]) -> list[str]:
         """Return the text of each of some tokens, each alone."""

@@ -117,6 +117,10 @@ class DeviceThread:
         """Whether work is running or waiting, so that new work would not begin at once."""
         return self._is_running or self._first is not None or bool(self._line)
 
+    def is_awaited(self) -> bool:
+        """Whether work waits behind what runs now."""
+        return self._first is not None or bool(self._line)
+
     @property
     def thread_count(self) -> int | None:
         """Threads of one CPU pass, where the operator set them."""

@@ -212,7 +212,7 @@ class ReplicaPool:
             rows: Samples of the batch; the cost is estimated from the model's throughput so far.
             priority: Order among the flow's own calls.
             flow: The flow that is charged; that of the current call when None.
-            is_step: Whether it is for one of many steps of a run.
+            is_step: Whether it is for some of many steps of a run, whose throughput its caller observes.
 
         Raises:
             ServiceError: `SERVER_BUSY` when the queue is full, no replica was free in time, or none is
@@ -235,7 +235,7 @@ class ReplicaPool:
             del self._ends[id(request)]
             took_s = time.monotonic() - started
             self.used_at_s = time.time()
-            if is_whole:
+            if is_whole and not is_step:
                 self.throughput.observe(rows, took_s)
             paid_s = 0.0 if self._unpaid.pop(id(request), None) else cost
             self._give_back(replica, request.flow, took_s - paid_s)

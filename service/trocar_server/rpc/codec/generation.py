@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from trocar_api.v1 import generation_pb2 as pb
 from trocar_api.v1.extraction_pb2 import TokenIds
 from trocar_server.engine.generate.decoding import DecodedPass
-from trocar_server.engine.generate.generation import Continuation, End, Started
+from trocar_server.engine.generate.generation import Continuation, Started
 from trocar_server.engine.generate.prompts import MAX_SEQUENCES
 from trocar_server.engine.generate.sampling import MAX_LOGPROBS, Sampling
+from trocar_server.engine.generate.steps import End
 from trocar_server.rpc.codec.fields import check_count, invalid
 from trocar_server.rpc.codec.replies import edit_expansions_to_wire, expansions_to_wire
 from trocar_server.rpc.codec.text import sendable

@@ -1,7 +1,6 @@
 """`GenerationService`: texts that follow prompts, a message for each pass."""
 
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
@@ -13,9 +12,11 @@ from trocar_api.v1.extraction_pb2 import FeatureMap as FeatureMapMessage
 from trocar_api.wire import Chunk
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.generate.decoding import DecodedPass
-from trocar_server.engine.generate.generation import Continuation, End, Generation
+from trocar_server.engine.generate.generation import Continuation, Generation
+from trocar_server.engine.generate.joining import Joined, joined
 from trocar_server.engine.generate.prompts import errors_of_prompt, split_prompts
 from trocar_server.engine.generate.sampling import Sampling
+from trocar_server.engine.generate.steps import End
 from trocar_server.engine.generate.text_pieces import Decode, TextPieces, prompt_pieces
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payloads, Plan
@@ -158,43 +159,51 @@ class GenerationService:
     ) -> AsyncGenerator[list[Parts], None]:
         hosted = generation.hosted
         pieces = TextPieces(self._decoder(hosted), continuation.prompt_ids, generation.started.sampling.stop)
-        model_id, waited_s = hosted.spec.model_id, 0.0
+        model_id = hosted.spec.model_id
         ended_at: float | None = None
         async with aclosing(continuation.passes()) as passes:
-            async for decoded in passes:
-                queue_s, waited_s = continuation.queue_s - waited_s, continuation.queue_s
-                began_at, ended_at = ended_at, time.perf_counter()
-                token_s = None if began_at is None else ended_at - began_at
-                note_pass(PassFacts(model_id, 1, queue_s, decoded.compute_s, token_count=1, token_s=token_s))
-                yield await self._message(hosted, continuation, decoded, pieces, chunk_bytes)
+            async for steps in passes:
+                for step in steps:
+                    token_s = None if ended_at is None else step.ended_at - ended_at
+                    compute_s, ended_at = step.decoded.compute_s, step.ended_at
+                    facts = PassFacts(model_id, 1, step.queue_s, compute_s, token_count=1, token_s=token_s)
+                    note_pass(facts)
+                decoded = [step.decoded for step in steps]
+                for message in await self._described(hosted, continuation, decoded, pieces, chunk_bytes):
+                    yield message
         rest = await pieces.rest()
         if pieces.has_stopped:
             continuation.end = End.STOP_STRING
         yield _alone(pb.GenerateResponse(sequence=sequence_to_wire(continuation, rest)))
 
-    async def _message(
+    async def _described(
         self,
         hosted: HostedModel,
         continuation: Continuation,
-        decoded: DecodedPass,
+        decoded: Sequence[DecodedPass],
         pieces: TextPieces,
         chunk_bytes: int,
-    ) -> list[Parts]:
-        choice, text = decoded.choice, ""
-        others = [token_id for token_id, _ in choice.likely]
+    ) -> list[list[Parts]]:
+        """Return the messages of some passes."""
+        choices = [(each.choice.token_id, [other for other, _ in each.choice.likely]) for each in decoded]
+        last: list[tuple[str, list[str]]] = []
         if continuation.end is End.STOP_TOKEN:
-            likely = await pieces.alone(others)
-        else:
-            text, likely = await pieces.add(choice.token_id, others)
-            if pieces.has_stopped:
-                continuation.end = End.STOP_STRING
-        maps = await self._engine.spelled(hosted, decoded.feature_maps)
-        head = pb.GenerateResponse(
-            tokens=[token_to_wire(continuation, decoded, text, likely)],
-            feature_maps=[_described(each, decoded) for each in maps],
-            first_position=decoded.first_position,
-        )
-        return list(framed(head.SerializeToString(), values_of(maps), chunk_bytes))
+            last = [("", await pieces.alone(choices.pop()[1]))]
+        texts = [*(await pieces.add_all(choices) if choices else ()), *last]
+        if pieces.has_stopped:
+            continuation.end = End.STOP_STRING
+        tokens = [token_to_wire(continuation, each, *own) for each, own in zip(decoded, texts, strict=True)]
+        messages = []
+        for together in joined(decoded):
+            maps = await self._engine.spelled(hosted, together.feature_maps)
+            head = pb.GenerateResponse(
+                tokens=tokens[: together.token_count],
+                feature_maps=[_described(each, together) for each in maps],
+                first_position=together.first_position,
+            )
+            del tokens[: together.token_count]
+            messages.append(list(framed(head.SerializeToString(), values_of(maps), chunk_bytes)))
+        return messages
 
     def own_handlers(self) -> dict[str, Handler]:
         """Handlers with our own chunk codec in place of protobuf's copies."""
@@ -208,9 +217,9 @@ def _alone(message: pb.GenerateResponse) -> list[Parts]:
     return [[message.SerializeToString()]]
 
 
-def _described(found: FeatureMap, decoded: DecodedPass) -> FeatureMapMessage:
+def _described(found: FeatureMap, together: Joined) -> FeatureMapMessage:
     message = describe(found)
-    positions = decoded.positions.get(found.output.name)
+    positions = together.positions.get(found.output.name)
     if positions is not None:
         message.token_positions.add(positions=positions)
     return message

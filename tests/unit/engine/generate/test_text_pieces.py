@@ -54,6 +54,22 @@ def test_a_text_ends_before_the_first_stop_string(text: str, stop: list[str]) ->
     assert whole == seen[: min(place for one in stop if (place := seen.find(one)) >= 0)]
 
 
+@given(st.text("abé日🙂", max_size=12), st.lists(st.integers(1, 5), min_size=1, max_size=12))
+def test_tokens_that_are_added_together_show_what_they_show_one_by_one(text: str, sizes: list[int]) -> None:
+    async def run() -> None:
+        one, several = (TextPieces(bytes_of, list(b"Hallo: ")) for _ in range(2))
+        tokens = [(token, [token, 65]) for token in text.encode()]
+        expected = [await one.add(*each) for each in tokens]
+        shown: list[tuple[str, list[str]]] = []
+        for size in [*sizes, len(tokens)]:
+            taken, tokens = tokens[:size], tokens[size:]
+            shown += await several.add_all(taken) if taken else []
+        assert shown == expected
+        assert await several.rest() == await one.rest()
+
+    asyncio.run(run())
+
+
 def test_a_stop_string_before_an_incomplete_character_ends_the_text() -> None:
     async def run() -> tuple[str, bool]:
         tokens = {1: b"a", 2: b"END\xc3"}
