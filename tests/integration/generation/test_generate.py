@@ -101,6 +101,26 @@ def test_tokens_logits_and_values_have_the_bits_of_transformers(
         assert run.positions(block) == tuple(range(len(ids) + COUNT - 1))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_last_token_needs_no_position(
+    client: trocar.Client, models: dict[str, Any], folders: Path, family: str
+) -> None:
+    ids = (ids_of(folders, TEXTS[1]) * 160)[:160]
+    for count in (1, 3):
+        prompt = ids[: 161 - count]
+        expected = generated(models[family], prompt, max_new_tokens=count)
+        run = client.generate(family, [prompt], max_new_tokens=count, stop_token_ids=[])
+        assert list(run.token_ids) == expected.sequences[0, len(prompt) :].tolist()
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="may need 161 positions"):
+        client.generate(family, [ids], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[1, 2], []]])
+def test_a_prompt_without_tokens_is_refused(client: trocar.Client, prompts: list[list[int]]) -> None:
+    with pytest.raises(trocar.errors.EmptyBatchError, match="of the list is empty; a text has at least one"):
+        client.generate("llama", prompts)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3"])
 def test_edits_act_at_every_token_as_hooks_do(
     client: trocar.Client, models: dict[str, Any], folders: Path, family: str

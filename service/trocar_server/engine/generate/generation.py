@@ -384,9 +384,10 @@ def _check_length(causal: CausalModel, prompt: int, sampling: Sampling) -> None:
             f"so positions would have two values; with {prompt:,} tokens in the prompt, give max_new_tokens "
             f"of at most {switch - prompt + 1:,}, or a prompt of more than {switch:,}",
         )
-    if most is not None and prompt + sampling.max_new_tokens > most:
+    needed = prompt + sampling.max_new_tokens - 1  # the last token is not fed
+    if most is not None and needed > most:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
             f"the prompt has {prompt:,} tokens, and with max_new_tokens={sampling.max_new_tokens:,} the text "
-            f"may need {prompt + sampling.max_new_tokens:,} positions; the model has {most:,}",
+            f"may need {needed:,} positions, as the last token is not fed; the model has {most:,}",
         )
