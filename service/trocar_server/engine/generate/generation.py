@@ -25,6 +25,7 @@ from trocar_server.engine.resolve.edit_resolution import Expansions
 from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.checks import Checks
 from trocar_server.engine.schedule.device import device_user
+from trocar_server.engine.schedule.lease import ReplicaPool
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_meta_replica
 from trocar_server.models.huggingface.causal import CacheSize, CausalModel
@@ -221,9 +222,14 @@ class Generation:
         return self.prompts[0].prepared.checked.deployment.hosted
 
     @property
+    def pool(self) -> ReplicaPool:
+        """The model's replicas."""
+        return self.prompts[0].prepared.checked.deployment.pool
+
+    @property
     def step_s(self) -> float:
         """About how long its next pass takes, in seconds; 0 while too few passes were observed."""
-        return self.prompts[0].prepared.checked.deployment.pool.throughput.known_seconds()
+        return self.pool.throughput.known_seconds()
 
     def continuations(self) -> Iterator[Continuation]:
         """Yield each sequence: the samples of the first prompt, then of the next; one is run at a time."""

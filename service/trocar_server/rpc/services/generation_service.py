@@ -109,6 +109,7 @@ class GenerationService:
                 await held.enter_async_context(trainer.unchanged())
         with phase("check"):
             generation = await engine.start_generation(prompts, sampling, deadline)
+        held.enter_context(generation.pool.run())
         reservation.expect(generation.step_s)
         held.callback(reservation.computed)
         reservation.reserve(generation.started.cache_bytes)
