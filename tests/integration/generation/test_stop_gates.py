@@ -94,7 +94,7 @@ def read(model: Any, ids: list[int], block: str, change: dict[str, Any] | None =
     return Read(whole[0, len(ids) :].tolist(), numbers[len(ids) - 1 :].tolist())
 
 
-def gate(block: str = "", **limits: float) -> Any:
+def gate(block: str = "", /, **limits: float) -> Any:
     return trocar.gate("warm", block, **limits)
 
 
@@ -166,7 +166,7 @@ def test_each_text_ends_by_itself(client: trocar.Client, prompts: list[list[int]
     """Drawn texts: each is the beginning of the one without a gate, up to its own first reading."""
     name = f"{BLOCKS['llama']}:warm"
     options: dict[str, Any] = {**GREEDY, "n": 3, "temperature": 1.3, "seed": 3, "logprobs": 2}
-    taps = [BLOCKS["llama"], trocar.readout("warm", BLOCKS["llama"])]
+    taps: list[Any] = [BLOCKS["llama"], trocar.readout("warm", BLOCKS["llama"])]
     free = client.generate("llama", prompts, taps=taps, **options)
     numbers = [one[name][len(one.prompt_ids) - 1 :, 0].tolist() for one in free.sequences]
     bound = float(np.median(np.array(numbers).max(axis=1)))
