@@ -13,7 +13,7 @@ _LOGITS = TapRequest(parse_selector('/out["logits"]'), alias="logits of the next
 
 
 def own_taps(sampling: Sampling) -> tuple[TapRequest, ...]:
-    """Return the taps of the run itself, which come behind those of its caller; see `TextTaps`."""
+    """Return the taps that a run adds, which come last."""
     return (_LOGITS,) if sampling.stop_when is None else (_LOGITS, sampling.stop_when.tap)
 
 
