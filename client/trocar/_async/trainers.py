@@ -57,6 +57,14 @@ class AsyncTrainers:
             schedule: `trocar.training.schedule(...)`; constant rates when None.
             gradient_edits: `trocar.training.gradient_edit(...)`, in this order, before gradients are
                 accumulated.
+            edits: `trocar.edit(place, "steer", name, ...)`, "project_out" and "cap" with stored directions of
+                yours for this model, at the places where they were fitted: whole values of modules, without
+                `positions=` and regions. Made in this order in each training pass, of `step`, of
+                `forward_backward` and of the training batches of a fit, with gradients through them;
+                evaluation, extraction, generation, export and the published model have none of them. So with
+                a direction that is added while the weights are trained ("preventative steering"), the weights
+                need not move along it. The trainer keeps the vectors as they are now: a direction that is
+                deleted or replaced later changes nothing.
             saved_tensors: `trocar.training.save_on_disk(...)` or `trocar.training.save_on_host()`; on the
                 device when None.
             regularizers: `trocar.training.regularizer(...)`, added to the loss.
@@ -81,6 +89,9 @@ class AsyncTrainers:
             UnknownModelError: The catalogue has no model of this id.
             ModelNotLoadedError: The model is not in memory; see `load`.
             QuotaExceededError: You have reached the limit of trainers.
+            UnknownDirectionError: You have no direction of this name for the model.
+            DirectionMismatchError: It was fitted at another place, or the model has changed since.
+            InvalidArgumentError: An edit is none that a trainer makes.
         """
         request = pb.CreateTrainerRequest(spec=trainer_spec(options), request_id=new_request_id())
         home = await self._connection.home()

@@ -120,9 +120,7 @@ def _stored(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | Non
 def _with_direction(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> EditRequest:
     """Return an edit with a stored direction, whose tensor does not travel with the call."""
     if stored is None or field not in stored:
-        raise invalid(
-            f"{field}.direction", "a stored list or a trainer takes no direction; name it with the call"
-        )
+        raise invalid(f"{field}.direction", "a stored list takes no direction; name it with the call")
     request = _request(field, message, stored[field].edits[0].edit.operation, None, stored)
     return replace(request, stored=field)
 
@@ -179,7 +177,7 @@ def gate_field(field: str) -> str:
 def _gate(name: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> Gate:
     """Return the gate of an edit; its tensors do not travel with the call."""
     if stored is None or name not in stored:
-        raise invalid(name, "a stored list or a trainer takes no gate; name it with the call")
+        raise invalid(name, "a stored list takes no gate; name it with the call")
     when = message.positions.when
     place, readout = stored[name].readouts[0]
     vectors, bias = readout.operands()
