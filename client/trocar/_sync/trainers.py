@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from trocar._base.delegation import taking
+from trocar._base.request_errors import UnimplementedError
 from trocar._base.tables import Listing
 from trocar._request.training.trainer_parts import Lora
 from trocar._result.trainer_types import TRAINER_COLUMNS, trainer_info
@@ -92,12 +93,16 @@ class Trainers:
             UnknownDirectionError: You have no direction of this name for the model.
             DirectionMismatchError: It was fitted at another place, or the model has changed since.
             InvalidArgumentError: An edit is none that a trainer makes.
+            UnimplementedError: The server makes no edits in training passes.
         """
         request = pb.CreateTrainerRequest(spec=trainer_spec(options), request_id=new_request_id())
         home = self._connection.home()
         reply = home.call(home.trainer_service.CreateTrainer, request, options.timeout_s)
         trainer = Trainer(home, reply.trainer.trainer_id)
         trainer._newest = trainer_info(reply.trainer)
+        if len(reply.trainer.spec.edits) != len(request.spec.edits):  # an older server ignores them
+            trainer.close()
+            raise UnimplementedError("this server makes no edits in training passes; leave `edits` out")
         if isinstance(options.lora, Lora) and options.lora.folder is not None:
             try:
                 trainer.load_adapter(options.lora.folder, timeout_s=options.timeout_s)
