@@ -260,6 +260,17 @@ def test_texts_are_steered_while_a_model_is_trained_and_not_when_it_writes(
     assert list(run.as_inputs()[0]) == written[0].tolist()
 
 
+def test_an_adapter_is_trained_beside_a_direction(client: trocar.Client) -> None:
+    edit = trocar.edit("layer[1]", "steer", "warm", alpha=0.5, units="norm")
+    options: dict[str, Any] = {"losses": "causal_lm", "seed": 7}
+    adapter, whole, plain = (
+        client.train("llama", **options, **more) for more in ({"lora": 2, "edits": edit}, {"edits": edit}, {})
+    )
+    losses = [one.step(TEXTS[0]).loss for one in (adapter, whole, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)  # a new adapter changes nothing
+    assert abs(losses[1] - losses[2]) > 1e-3
+
+
 def test_a_direction_of_another_place_or_model_is_refused(client: trocar.Client) -> None:
     edits = [trocar.edit(f"layer[{index}]", "steer", "warm") for index in (1, 0)]
     words = r"edits\[1\]\.direction.*not fitted at 'model\.layers\.0', but at model\.layers\.1"

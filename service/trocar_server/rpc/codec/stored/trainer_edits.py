@@ -35,15 +35,15 @@ async def trainer_edits(
         _check(f"edits[{i}]", message)
     found = await directions.find(principal, model_id, messages, ())
     requests = edits_from_wire("edits", messages, max_count, stored=found)
-    result = []
+    edits = []
     for i, (message, request) in enumerate(zip(messages, requests, strict=True)):
         place = directions.place_of(model_id, request.selector)
         if parse_selector(place).kind != "module":
             raise invalid(
                 f"edits[{i}].selector", f"'{place}' is no value of a module, which a trainer edits alone"
             )
-        result.append(_spec(message, request, place, found[f"edits[{i}]"].operands[0]))
-    return tuple(result)
+        edits.append(_spec(message, request, place, found[f"edits[{i}]"].operands[0]))
+    return tuple(edits)
 
 
 def _check(field: str, message: Edit) -> None:
