@@ -89,7 +89,7 @@ def hook_calls(
         is_again = again is not None and is_recomputing()
         index = again(count) if again is not None and is_again else count
         open_calls.append((index, sys.exc_info()[1]))
-        count += not is_again
+        count += 0 if is_again else 1
         return None if enter is None else enter(index, args, kwargs)
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

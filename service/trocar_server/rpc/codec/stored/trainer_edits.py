@@ -33,8 +33,8 @@ async def trainer_edits(
     check_count("edits", len(messages), max_count)
     for i, message in enumerate(messages):
         _check(f"edits[{i}]", message)
-    found = await directions.find(principal, model_id, messages, ())
-    requests = edits_from_wire("edits", messages, max_count, stored=found)
+    stored = await directions.find(principal, model_id, messages, ())
+    requests = edits_from_wire("edits", messages, max_count, stored=stored)
     edits = []
     for i, (message, request) in enumerate(zip(messages, requests, strict=True)):
         place = directions.place_of(model_id, request.selector)
@@ -42,7 +42,7 @@ async def trainer_edits(
             raise invalid(
                 f"edits[{i}].selector", f"'{place}' is no value of a module, which a trainer edits alone"
             )
-        edits.append(_spec(message, request, place, found[f"edits[{i}]"].operands[0]))
+        edits.append(_spec(message, request, place, stored[f"edits[{i}]"].operands[0]))
     return tuple(edits)
 
 
