@@ -41,9 +41,7 @@ def trainer_spec(message: trainer_pb2.TrainerSpec, edits: Sequence[ValueEditSpec
     Raises:
         ServiceError: `TRAINER_INVALID` with every structural problem.
     """
-    described = trainer_pb2.TrainerSpec()
-    described.CopyFrom(message)
-    described.ClearField("edits")
+    described = _without_edits(message) if message.edits else message
     return parse_spec({**_checked(described, ErrorReason.TRAINER_INVALID), "edits": tuple(edits)})
 
 
@@ -62,6 +60,13 @@ def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
     message: trainer_pb2.TrainerSpec = ParseDict(fields, trainer_pb2.TrainerSpec())
     message.edits.extend(Edit.FromString(b64decode(edit.sent)) for edit in spec.edits)
     return message
+
+
+def _without_edits(message: trainer_pb2.TrainerSpec) -> trainer_pb2.TrainerSpec:
+    result = trainer_pb2.TrainerSpec()
+    result.CopyFrom(message)
+    result.ClearField("edits")
+    return result
 
 
 class _Reading:

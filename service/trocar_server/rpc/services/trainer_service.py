@@ -52,6 +52,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Create a trainer."""
         check_request_id(request.request_id)
         principal, sent = principal_of(context), request.spec
+        await self._trainers.ready.wait()  # until then published models may be missing
         max_edits = self._trainers.engine.limits.max_edits
         edits = await trainer_edits(self._directions, principal, sent.model_id, sent.edits, max_edits)
         spec = trainer_spec(sent, edits)
