@@ -138,7 +138,7 @@ RULES = st.builds(
     name=name("clamp", "scale", "noise", "normalise", "zero"),
     options=maybe(OPTIONS),
 )
-DIRECTIONS = st.one_of(
+DIRECTIONS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.builds(
         edit_pb2.DirectionSteer, alpha=maybe(DOUBLE), keeps_norm=st.booleans(), is_relative=st.booleans()
     ).map(lambda message: {"steer": message}),

@@ -57,7 +57,7 @@ def steered(x: Tensor) -> Tensor:
 
 
 def projected(x: Tensor) -> Tensor:
-    rows = torch.linalg.qr(torch.from_numpy(TAKEN).T)[0].T.float()
+    rows: Tensor = torch.linalg.qr(torch.from_numpy(TAKEN).T)[0].T.float()
     return x - (x @ rows.T) @ rows
 
 
@@ -168,7 +168,7 @@ def test_what_is_computed_again_is_edited_again(names: dict[str, str], way: str)
 
 def test_which_call_is_computed_again_must_be_known() -> None:
     base = tiny(Repeated, (6,))
-    fields = {"edits": [value_edit("block.1@1", "steer", VECTOR)]}
+    fields: dict[str, Any] = {"edits": [value_edit("block.1@1", "steer", VECTOR)]}
     (step,) = run(core_of(base, optimizer=SGD, **fields), pairs(1))
     assert step.is_update
     net(base).use_reentrant = False
@@ -204,8 +204,12 @@ def test_evaluation_is_not_edited() -> None:
 
 @pytest.mark.parametrize("name", EDITS)
 def test_a_spool_changes_nothing(name: str, tmp_path: Path) -> None:
-    fields = {"optimizer": SGD, "seed": 3, "edits": [value_edit("first", name, **EDITS[name][0])]}
-    spool = {"saved_tensors": {"store": "spool", "budget_bytes": 0, "min_bytes": 0}}
+    fields: dict[str, Any] = {
+        "optimizer": SGD,
+        "seed": 3,
+        "edits": [value_edit("first", name, **EDITS[name][0])],
+    }
+    spool: dict[str, Any] = {"saved_tensors": {"store": "spool", "budget_bytes": 0, "min_bytes": 0}}
     cores = [core_of(tiny(Net, (6,)), tmp_path, **fields, **more) for more in ({}, spool)]
     losses = [[result.loss for result in run(core, pairs(3))] for core in cores]
     assert losses[0] == losses[1]
