@@ -93,6 +93,7 @@ class AsyncTrainers:
             UnknownDirectionError: You have no direction of this name for the model.
             DirectionMismatchError: It was fitted at another place, or the model has changed since.
             InvalidArgumentError: An edit is none that a trainer makes.
+            EditShapeMismatchError: A direction is not of the new head's size.
             UnimplementedError: The server makes no edits in training passes.
         """
         request = pb.CreateTrainerRequest(spec=trainer_spec(options), request_id=new_request_id())

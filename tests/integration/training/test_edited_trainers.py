@@ -312,6 +312,15 @@ def test_other_edits_are_refused_in_words(client: trocar.Client, edit: trocar.Ed
     assert client.trainers() == []
 
 
+def test_a_direction_that_a_new_head_has_no_room_for_is_refused(client: trocar.Client) -> None:
+    client.store_direction("resnet18", "old", "fc", trocar.Direction.of(np.ones(1000)), replace=True)
+    with pytest.raises(
+        trocar.errors.EditShapeMismatchError,
+        match=r"'fc': steer does not fit .* a direction of shape \(1000,\)",
+    ):
+        edited(client, trocar.edit("fc", "steer", "old"))
+
+
 def test_what_is_no_edit_is_refused_before_it_is_sent(client: trocar.Client) -> None:
     with pytest.raises(TypeError, match=r"create them with trocar\.edit"):
         client.train("resnet18", edits=[trocar.training.gradient_edit("fc", "zero")])  # type: ignore[list-item]
