@@ -121,9 +121,7 @@ def _stored(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | Non
 def _with_direction(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> EditRequest:
     """Return an edit with a stored direction, whose tensor does not travel with the call."""
     if stored is None or field not in stored:
-        raise invalid(
-            f"{field}.direction", "a stored list or a trainer takes no direction; name it with the call"
-        )
+        raise invalid(f"{field}.direction", "a stored list takes no direction; name it with the call")
     request = _request(field, message, stored[field].edits[0].edit.operation, None, stored)
     return replace(request, stored=field)
 
@@ -148,7 +146,7 @@ def _request(
     if chosen.HasField("when"):
         gate_name = gate_field(field)
         if stored is None or gate_name not in stored:
-            raise invalid(gate_name, "a stored list or a trainer takes no gate; name it with the call")
+            raise invalid(gate_name, "a stored list takes no gate; name it with the call")
         edit = replace(edit, gate=gate_from_wire(gate_name, chosen.when, stored[gate_name]))
         chosen = Positions()
         chosen.CopyFrom(message.positions)
