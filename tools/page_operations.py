@@ -25,7 +25,9 @@ _PROBES: tuple[tuple[Any, Any], ...] = (
 )
 """Pairs of values, one of which every option without choices takes."""
 _OF_STORED_DIRECTIONS = ("units",)
-"""Options that go with the name of a stored direction: the page's forms take its numbers instead."""
+"""Options that go with the name of a stored direction alone."""
+_NAME = "a"
+"""The name of one."""
 _NEEDED: Mapping[str, Mapping[str, float]] = {"cap": {"low": -1.0}}
 """What an operation needs beside its required options: one limit of two."""
 
@@ -34,7 +36,8 @@ def options() -> dict[str, list[dict[str, Any]]]:
     """Return the options of each operation, in the order of the SDK.
 
     Of each its `name` in JSON and its `argument` in Python, the `field` of the operation's message (empty if
-    the operand is the operation), its `choices`, its `default`, and whether it `isRequired`.
+    the operand is the operation; of a `DirectionEdit` where it goes with the name of one), its `choices`, its
+    `default`, and whether it `isRequired`.
     """
     return {
         operation: [_option(operation, name) for name in _parameters(operation)] for operation in OPERATIONS
@@ -57,8 +60,7 @@ def _option(operation: str, name: str) -> dict[str, Any]:
 
 
 def _parameters(operation: str) -> Mapping[str, inspect.Parameter]:
-    parameters = inspect.signature(OPERATIONS[operation]).parameters
-    return {name: parameter for name, parameter in parameters.items() if name not in _OF_STORED_DIRECTIONS}
+    return inspect.signature(OPERATIONS[operation]).parameters
 
 
 def _accepted(operation: str, name: str) -> tuple[Any, Any]:
@@ -106,13 +108,13 @@ def _takes(operation: str, name: str, value: object) -> bool:
 def _built(operation: str, name: str, value: object) -> Message:
     """Return the operation's message, with the option set and the other required ones as well as possible."""
     required = {
-        other: _accepted(operation, other)[0]
+        other: _NAME if name in _OF_STORED_DIRECTIONS else _accepted(operation, other)[0]
         for other, parameter in _parameters(operation).items()
         if other != name and parameter.default is inspect.Parameter.empty
     }
     given = {**_NEEDED.get(operation, {}), **required, name: value}
     edit, _ = build_operation(operation, (), given)
-    message: Message = getattr(edit, operation)
+    message: Message = getattr(edit, str(edit.WhichOneof("operation")))
     return message
 
 

@@ -1,4 +1,5 @@
 // The calls of the page, in its own words.
+import { DirectionService } from "../gen/trocar_api/v1/direction_pb.js";
 import { EditStoreService } from "../gen/trocar_api/v1/edit_store_pb.js";
 import { Numerics } from "../gen/trocar_api/v1/execution_pb.js";
 import { GenerationService } from "../gen/trocar_api/v1/generation_pb.js";
@@ -105,3 +106,7 @@ export function storeEdits(modelId, name, edits, payloads, options) {
 
 export const deleteEdits = (modelId, name, options) =>
   call(EditStoreService.method.deleteEdits, { modelId, name }, options);
+
+/** The caller's directions for a model, without their vectors. */
+export const listDirections = async (modelId, options) =>
+  (await call(DirectionService.method.listDirections, { modelId }, options)).directions;

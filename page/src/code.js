@@ -1,5 +1,5 @@
 // Code that gives the same numbers as the page. `trocar.connect()` finds the server as the command line does.
-import { OPERATIONS } from "./edits.js";
+import { directionOf, OPERATIONS, vectorsOf } from "./edits.js";
 
 /** A value as Python writes it. */
 export const python = (value) => {
@@ -29,9 +29,11 @@ const WRITTEN = { index: indexPython, positions: positionsPython };
 export function editPython(edit) {
   if (typeof edit === "string") return python(edit);
   const { at, op, ...given } = edit;
+  const direction = directionOf(edit);
   const arguments_ = new Map(OPERATIONS.get(op).options.map(({ name, argument }) => [name, argument]));
-  const words = Object.entries(given).map(([name, value]) => `${arguments_.get(name) ?? name}=${(WRITTEN[name] ?? python)(value)}`);
-  return `trocar.edit(${[python(at), python(op), ...words].join(", ")})`;
+  const words = Object.entries(given).filter(([name]) => direction === null || name !== vectorsOf(edit).name)
+    .map(([name, value]) => `${arguments_.get(name) ?? name}=${(WRITTEN[name] ?? python)(value)}`);
+  return `trocar.edit(${[python(at), python(op), ...(direction === null ? [] : [python(direction)]), ...words].join(", ")})`;
 }
 
 /** An edit as a command takes it. */

@@ -3,7 +3,7 @@
 // protocol: one that is added there has its form here.
 import { ScalarType } from "@bufbuild/protobuf";
 import { OPTIONS } from "../gen/operations.js";
-import { EditSchema } from "../gen/trocar_api/v1/edit_pb.js";
+import { DirectionEditSchema, EditSchema } from "../gen/trocar_api/v1/edit_pb.js";
 import { Axis } from "../gen/trocar_api/v1/reduction_pb.js";
 import { Dtype } from "../gen/trocar_api/v1/tensor_pb.js";
 
@@ -16,8 +16,13 @@ function kindOf(field) {
   return field.scalar === ScalarType.DOUBLE ? "number" : "integer";
 }
 
+/** Fields of the operations that take a stored direction, by the operation's name. */
+const ALONG = new Map(DirectionEditSchema.oneofs.find((one) => one.name === "kind").fields.map((field) => [field.name, field]));
+
+const isOfDirection = ({ field }) => field?.parent === DirectionEditSchema;
+
 const optionOf = (message) => ({ field: name, ...option }) => {
-  const field = name ? message.fields.find((one) => one.name === name) : null;
+  const field = name ? [...message.fields, ...DirectionEditSchema.fields].find((one) => one.name === name) : null;
   const kind = kindOf(field);
   return { ...option, field, kind: kind === "vectors" && !option.isRequired ? "reference" : kind };
 };
@@ -35,7 +40,33 @@ export const OPERATIONS = new Map(
   EditSchema.oneofs.find((one) => one.name === "operation").fields
     .filter((field) => field.name in OPTIONS).map((field) => [field.name, operationOf(field)]));
 
+/** The option that has the vectors of an edit; undefined for an operation without any. */
+export const vectorsOf = ({ op }) => OPERATIONS.get(op).options.find((one) => one.kind === "vectors");
+
+/** The name of the stored direction of an edit; null where it has vectors of its own, or none. */
+export function directionOf(edit) {
+  const given = edit[vectorsOf(edit)?.name];
+  return isText(given) ? given : null;
+}
+
+/** Whether an operation takes a stored direction. */
+export const takesDirection = (op) => ALONG.has(op);
+
+/** The options that an edit can have: some go with a stored direction alone. */
+export const optionsOfEdit = (edit) =>
+  OPERATIONS.get(edit.op).options.filter((one) => directionOf(edit) !== null || !isOfDirection(one));
+
+const BEGINS = { alpha: 0.5, high: 0 };
+
+/** What an edit with a stored direction begins with; `units` as `steer` has them. */
+export function alongDirection(op, at, name, units) {
+  const known = OPERATIONS.get(op).options.map((option) => option.name);
+  const given = Object.entries({ ...BEGINS, units }).filter(([option]) => known.includes(option));
+  return { at, op, [vectorsOf({ op }).name]: name, ...Object.fromEntries(given) };
+}
+
 const INDEX = /^(-?\d+|-?\d*:-?\d*)(, *(-?\d+|-?\d*:-?\d*))*$/;
+const NAME = /^[a-z0-9][a-z0-9._-]{0,62}$/;
 const RANGE = /^(-?\d+)?:(-?\d+)?$/;
 
 const isText = (value) => typeof value === "string";
@@ -70,15 +101,22 @@ const IS_COMMON = {
   positions: arePositions,
 };
 
+/** Whether a text can be the name of a stored direction. */
+export const isDirectionName = (value) => isText(value) && NAME.test(value);
+
+function isOfOption(edit, option, value) {
+  if (option.kind === "vectors" && isText(value)) return takesDirection(edit.op) && isDirectionName(value);
+  return IS_OF_KIND[option.kind](value, option);
+}
+
 /** Whether the page can make an edit of a link: the name of stored ones, or an operation with options that it has. */
 export function isKnown(edit) {
   if (isText(edit)) return true;
-  const operation = OPERATIONS.get(edit?.op);
-  if (!operation || !isText(edit.at)) return false;
+  if (!OPERATIONS.has(edit?.op) || !isText(edit.at)) return false;
   return Object.entries(edit).every(([key, value]) => {
     if (Object.hasOwn(IS_COMMON, key)) return IS_COMMON[key](value);
-    const option = operation.options.find(({ name }) => name === key);
-    return option !== undefined && IS_OF_KIND[option.kind](value, option);
+    const option = optionsOfEdit(edit).find(({ name }) => name === key);
+    return option !== undefined && isOfOption(edit, option, value);
   });
 }
 
@@ -138,17 +176,31 @@ function wiredPart(part) {
 const wiredPositions = (positions) =>
   Object.fromEntries(Object.entries(positions).map(([name, part]) => [name, wiredPart(part)]));
 
+/** Options, `[option, value]` each, as fields of a message. */
+const wiredOptions = (set, payloads) => Object.fromEntries(set.map(([one, own]) => [one.field.localName, fieldValue(one, own, payloads)]));
+
+/** An operation with a stored direction, a part of a `DirectionEdit`. */
+function wiredAlong(op, name, set) {
+  const { localName, message } = ALONG.get(op);
+  const own = set.filter(([{ kind, ...one }]) => kind !== "vectors" && !isOfDirection(one));
+  const shared = wiredOptions(set.filter(([one]) => isOfDirection(one)), []);
+  return { name, ...shared, kind: { case: localName, value: message ? wiredOptions(own, []) : true } };
+}
+
+function wiredOperation(edit, payloads) {
+  const { field, options } = OPERATIONS.get(edit.op);
+  const set = optionsOfEdit(edit).map((one) => [one, edit[one.name] ?? one.default]).filter(([, value]) => value !== null);
+  const name = directionOf(edit);
+  if (name !== null) return { case: "direction", value: wiredAlong(edit.op, name, set) };
+  return { case: field.localName, value: options[0]?.field === null ? constant(set[0][1]) : wiredOptions(set, payloads) };
+}
+
 /** One edit, as JSON has it or the name of stored ones, as a message; bytes of its arrays are added to `payloads`. */
 function edited(edit, payloads) {
   if (typeof edit === "string") return { operation: { case: "stored", value: edit } };
-  const { at, op, channel_dim: channelDim, positions, ...given } = edit;
-  const { field, options } = OPERATIONS.get(op);
-  const set = options.map((one) => [one, given[one.name] ?? one.default]).filter(([, value]) => value !== null);
-  const value = options[0]?.field === null
-    ? constant(set[0][1])
-    : Object.fromEntries(set.map(([one, own]) => [one.field.localName, fieldValue(one, own, payloads)]));
+  const { at, channel_dim: channelDim, positions } = edit;
   const where = { region: regionOf(edit), channelDim, positions: positions && wiredPositions(positions) };
-  return { selector: at, ...where, operation: { case: field.localName, value } };
+  return { selector: at, ...where, operation: wiredOperation(edit, payloads) };
 }
 
 /** Edits as messages, and the bytes of their arrays: `{edits, payloads}`. */

@@ -1,5 +1,6 @@
 // Code that makes the same run as the page.
 import { editPython, editWord, inputPython, python, shell } from "../code.js";
+import { readoutPython } from "./readouts.js";
 
 const argument = ([name, value]) => `${name}=${python(value)}`;
 
@@ -8,11 +9,11 @@ const written = ({ stop, ...options }) => [...Object.entries(options), ...(stop.
 
 /**
  * A program that makes a run and prints its text, with edits also the text without them.
- * @param asked `model`, `prompt`, `options` by the names of `client.generate`, `edits`
+ * @param asked `model`, `prompt`, `options` by the names of `client.generate`, `edits`, `readouts`
  * @param taps selectors of values; @param lens the selector that a lens reads and its `top`; null without one
  */
-export function runPython({ model, prompt, options, edits }, taps, lens) {
-  const all = [...taps.map(python), ...(lens ? [`trocar.lens(${python(lens.selector)}, top_k=${lens.top})`] : [])];
+export function runPython({ model, prompt, options, edits, readouts }, taps, lens) {
+  const all = [...taps.map(python), ...readouts.map(readoutPython), ...(lens ? [`trocar.lens(${python(lens.selector)}, top_k=${lens.top})`] : [])];
   const given = [python(model), inputPython({ kind: "text", text: prompt }), ...written(options).map(argument), ...(all.length ? [`taps=[${all.join(", ")}]`] : []), ...(edits.length ? ["edits=edits"] : [])];
   return [
     "import trocar", "", "client = trocar.connect()",
@@ -32,7 +33,7 @@ function command({ model, prompt, options, edits }, taps, lens, file) {
     ...(taps.length || lens ? ["--out", file] : []), "--", prompt].map(shell).join(" ");
 }
 
-/** Commands that make the same run, with edits first the run without them; see `runPython`. */
+/** Commands that make the same run, with edits first the run without them; see `runPython`. They read no directions. */
 export const runCommand = (asked, taps, lens) => (asked.edits.length
   ? [command({ ...asked, edits: [] }, taps, lens, "before.safetensors"), command(asked, taps, lens, "after.safetensors")].join("\n")
   : command(asked, taps, lens, "run.safetensors"));

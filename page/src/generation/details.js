@@ -1,7 +1,7 @@
 // One token of a run: how likely it was, what else was likely, and what was read at its position.
 import { html, number } from "../html.js";
 import { Table } from "../views/table.js";
-import { measuresAt } from "./colouring.js";
+import { measuresAt, readingsAt } from "./colouring.js";
 import { visible } from "./pieces.js";
 
 const share = (logprob) => `${number(100 * Math.exp(logprob), 3)} %`;
@@ -22,7 +22,10 @@ function Likely({ label, likely, chosenId }) {
 export function Details({ piece: { position, text, token }, run, title, children }) {
   const lens = run.lens?.rows.get(position);
   const ordinal = position - run.promptIds.length;
-  const measures = measuresAt(run, position);
+  const facts = [
+    ...measuresAt(run, position).map(({ name, norm, mean }) => ({ name, text: `norm ${number(norm)}, mean ${number(mean)}` })),
+    ...readingsAt(run, position).map(({ name, values }) => ({ name, text: `reads ${values.map((value) => number(value, 6)).join(", ")}` })),
+  ];
   return html`
     <section class="details" aria-label="Token at position ${position}">
       <h3><span class="word">${text}</span> <small>${title}${token ? `generated token ${ordinal}` : `token ${position} of the prompt`}, position ${position}, id ${token?.tokenId ?? run.promptIds[position]}${
@@ -32,7 +35,7 @@ export function Details({ piece: { position, text, token }, run, title, children
         ${token?.likely.length > 0 && html`<${Likely} label="Likely here" likely=${token.likely} chosenId=${token.tokenId} />`}
         ${lens && html`<${Likely} label="After it ${run.lens.selector} would say" likely=${lens} chosenId=${run.tokens[ordinal + 1]?.tokenId} />`}
       </div>
-      ${measures.length > 0 && html`<dl class="statistics">${measures.map(({ name, norm, mean }) => html`
-        <div key=${name}><dt>${name}</dt><dd>norm ${number(norm)}, mean ${number(mean)}</dd></div>`)}</dl>`}
+      ${facts.length > 0 && html`<dl class="statistics">${facts.map((one) => html`
+        <div key=${one.name}><dt>${one.name}</dt><dd>${one.text}</dd></div>`)}</dl>`}
     </section>`;
 }

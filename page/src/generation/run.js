@@ -27,12 +27,20 @@ export class Run {
   read = new Map();
   /** Of a lens the likely tokens by position, and the selector that it reads: null without one. */
   lens = null;
+  /** What directions read, by name and as values: one row has the numbers of a direction's vectors. */
+  readouts = new Map();
   editCounts = [];
   heldText = "";
   /** Why it has ended; empty while it runs. */
   end = "";
   /** The maps of the pass that is under way. */
   #pass = null;
+  #readoutNames;
+
+  /** @param readoutNames names of the values that directions read */
+  constructor(readoutNames) {
+    this.#readoutNames = readoutNames;
+  }
 
   /** Takes the next message of the server. */
   add(message) {
@@ -59,7 +67,7 @@ export class Run {
     for (const one of maps.filter(({ map, tensor }) => tensor && !map.companionOf)) {
       const indices = companions.get(one.map.name);
       if (indices) this.#addLens(one, indices);
-      else addRows(this.read, one);
+      else addRows(this.#readoutNames.includes(one.map.name) ? this.readouts : this.read, one);
     }
   }
 
@@ -80,8 +88,8 @@ export class Run {
   }
 
   get shown() {
-    const { promptIds, read, lens, editCounts, heldText, end } = this;
-    return { promptIds, tokens: [...this.tokens], read, lens, editCounts, heldText, end };
+    const { promptIds, read, lens, readouts, editCounts, heldText, end } = this;
+    return { promptIds, tokens: [...this.tokens], read, lens, readouts, editCounts, heldText, end };
   }
 }
 

@@ -5,12 +5,13 @@ import { parameters } from "../address.js";
 import * as api from "../api.js";
 import { wiredEdits } from "../edits.js";
 import { runCommand, runPython } from "../generation/code.js";
-import { COLOURINGS, colouringOf, limitsOf } from "../generation/colouring.js";
+import { colouringOf, colouringsOf, limitsOf } from "../generation/colouring.js";
 import { Details } from "../generation/details.js";
 import { Form } from "../generation/form.js";
 import { INITIAL, optionsOf, wiredOptions } from "../generation/options.js";
 import { Pieces, piecesOf, textsOf, visible } from "../generation/pieces.js";
 import { LENS_TOKENS, readingOf, tapsOf } from "../generation/reading.js";
+import { ReadoutList, readoutsIn, readoutTaps, valueName, withReadout } from "../generation/readouts.js";
 import { firstDifference, Run, tensorOf } from "../generation/run.js";
 import { html, number } from "../html.js";
 import { collected, current, isDescribed, model, module, options, useText, view } from "../state.js";
@@ -21,6 +22,7 @@ import { EditList, editsIn, isComplete, textOf } from "../views/edit_list.js";
 import { EditPlace, useEditedValue } from "../views/edit_place.js";
 import { EditPositions, withToggled } from "../views/edit_positions.js";
 import { Save } from "../views/save.js";
+import { StoredDirections } from "../views/stored_directions.js";
 import { StoredEdits } from "../views/stored_edits.js";
 import { Table } from "../views/table.js";
 import { Latest } from "../work.js";
@@ -28,7 +30,7 @@ import { Latest } from "../work.js";
 const DRAW_MS = 60;
 const SIDES = { before: "without edits", after: "with edits" };
 
-const chosen = parameters("generate", { ...INITIAL, edits: "[]", at: "0", place: "", order: "strongest", scale: "common" });
+const chosen = parameters("generate", { ...INITIAL, edits: "[]", readouts: "[]", at: "0", place: "", order: "strongest", scale: "common" });
 /** `{asked, promptTexts, runs}`: what was asked, and by side what came of it so far; null without a run. */
 const result = signal(null);
 const isRunning = signal(false);
@@ -50,7 +52,7 @@ const usePrompt = async (prompt) => { if (prompt && prompt !== view.text.value) 
 const textsOfForm = () => Object.fromEntries(Object.keys(INITIAL).filter((name) => name !== "colour").map((name) => [name, chosen[name].value]));
 
 /** What is chosen beside the prompt: of another choice, a run is marked. */
-const keyOf = (prompt) => JSON.stringify([prompt, textsOfForm(), chosen.edits.value, view.module.value, view.port.value]);
+const keyOf = (prompt) => JSON.stringify([prompt, textsOfForm(), chosen.edits.value, chosen.readouts.value, view.module.value, view.port.value]);
 
 /**
  * What the form asks for.
@@ -60,20 +62,20 @@ function question(prompt) {
   if (!prompt) throw new RangeError("Type a prompt: the text that is continued.");
   return {
     model: view.model.value, prompt, options: optionsOf(textsOfForm()), edits: editsIn(chosen).edits.filter(isComplete),
-    taps: tapsOf(module.value, view.port.value, readingOf(chosen.read.value)), key: keyOf(prompt),
+    taps: tapsOf(module.value, view.port.value, readingOf(chosen.read.value)), readouts: readoutsIn(chosen), key: keyOf(prompt),
   };
 }
 
 /** Makes one run; what came so far is shown as it comes. */
 async function follow(side, asked, own) {
-  const { model: modelId, prompt, options: sampling, edits, taps } = asked;
-  const run = new Run();
+  const { model: modelId, prompt, options: sampling, edits, taps, readouts } = asked;
+  const run = new Run(readouts.map(valueName));
   const show = () => { // unless another run was started meanwhile
     if (result.value.asked === asked) result.value = { ...result.value, runs: { ...result.value.runs, [side]: run.shown } };
   };
   const drawing = setInterval(show, DRAW_MS);
   try {
-    const request = { taps, ...wiredEdits(side === "after" ? edits : []) };
+    const request = { taps: [...taps, ...readoutTaps(readouts)], ...wiredEdits(side === "after" ? edits : []) };
     for await (const message of api.generate(modelId, prompt, request, wiredOptions(sampling), own)) run.add(message);
   } catch (error) {
     run.end ||= error.name === "AbortError" ? "stopped" : error.code ?? error.name;
@@ -108,6 +110,7 @@ const endOf = ({ end, tokens, heldText }) => [`${tokens.length} tokens`, end && 
 
 function Side({ side, run, shown, limits, differing }) {
   const name = colouringOf(chosen.colour.value, run);
+  const { of: colour } = colouringsOf([run])[name];
   const lensOf = (position) => {
     const likely = run.lens?.rows.get(position)?.[0];
     return likely ? visible(likely.text) || `#${likely.tokenId}` : null;
@@ -117,7 +120,7 @@ function Side({ side, run, shown, limits, differing }) {
     <section aria-label=${`Generated ${title}`.trim()} data-side=${side}>
       ${title && html`<h3>${title[0].toUpperCase()}${title.slice(1)}</h3>`}
       <${Pieces} label=${`Tokens ${title}`.trim()} pieces=${piecesOf(run, shown.promptTexts)} limits=${limits} differing=${differing}
-        valueOf=${(position) => COLOURINGS[name].of(run, position)} belowOf=${name === "lens" ? lensOf : () => null}
+        valueOf=${(position) => colour(run, position)} belowOf=${name === "lens" ? lensOf : () => null}
         chosen=${pinned.value?.side === side ? pinned.value.position : null}
         onChoose=${(position) => { pinned.value = { side, position }; }} onLook=${(position) => { looked.value = position === null ? null : { side, position }; }} />
       <p class="hint end" role="status" aria-busy=${String(!run.end)}>${endOf(run)}</p>
@@ -127,7 +130,7 @@ function Side({ side, run, shown, limits, differing }) {
 function Colours({ runs, limits, name }) {
   return html`
     <div class="controls"><label>Colour <select aria-label="Colour of tokens" value=${name} onChange=${(event) => { chosen.colour.value = event.target.value; }}>
-      ${Object.entries(COLOURINGS).filter(([, one]) => runs.some(one.isIn)).map(([key, { label }]) => html`<option key=${key} value=${key}>${label}</option>`)}</select></label>
+      ${Object.entries(colouringsOf(runs)).map(([key, { label }]) => html`<option key=${key} value=${key}>${label}</option>`)}</select></label>
       <span class="hint">${number(limits[0])} <span class="scale" aria-hidden="true"></span> ${number(limits[1])}</span></div>`;
 }
 
@@ -190,7 +193,7 @@ function Shown({ shown }) {
   return html`
     <section aria-label="Generated text">
       ${isNamed && html`<${Copies} python=${runPython(...code)} command=${runCommand(...code)}>
-        ${values.map((one) => html`<${Save} key=${one.name} name=${one.name} tensor=${tensorOf(one)} label="Save ${one.name} as .npy" />`)}<//>`}
+        ${[...values, ...last.readouts.values()].map((one) => html`<${Save} key=${one.name} name=${one.name} tensor=${tensorOf(one)} label="Save ${one.name} as .npy" />`)}<//>`}
       ${asked.key !== keyOf(view.text.value) && html`<p class="hint" role="status">This run is of other choices than those on the page: press Run to make one of these.</p>`}
       <${Colours} runs=${all} limits=${limits} name=${name} />
       ${runs.after && html`<${Difference} ...${runs} at=${at} />`}
@@ -222,6 +225,22 @@ function Edits({ shown }) {
     </section>`;
 }
 
+/** The directions that a run reads, and those that the server keeps. */
+function Directions() {
+  const readouts = readoutsIn(chosen);
+  const write = (others) => { chosen.readouts.value = JSON.stringify(others); };
+  const read = (readout) => {
+    write(withReadout(readouts, readout));
+    chosen.colour.value = valueName(readout);
+  };
+  return html`
+    <section aria-label="Directions">
+      <h2>Directions <small>to steer along, or to read at each token</small></h2>
+      <${ReadoutList} readouts=${readouts} onChange=${write} />
+      <${StoredDirections} onEdit=${editsIn(chosen).add} onRead=${read} />
+    </section>`;
+}
+
 function Generate() {
   useEffect(() => stop, [view.model.value]);
   const shown = isOfModel.value;
@@ -230,6 +249,7 @@ function Generate() {
       <${Form} prompt=${view.text.value} chosen=${chosen} module=${view.module.value} isReady=${isDescribed.value} isRunning=${isRunning.value} onPrompt=${usePrompt} onRun=${run} onStop=${stop} />
       ${shown && html`<${Shown} shown=${shown} />`}
       <${Edits} shown=${shown} />
+      <${Directions} />
     </section>`;
 }
 

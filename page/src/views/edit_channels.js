@@ -1,15 +1,14 @@
 // The channels of an edit, picked from thumbnails: those that it changes, or along which its directions point.
-import { isOfParameter, OPERATIONS, unitVectors } from "../edits.js";
+import { directionOf, isOfParameter, OPERATIONS, unitVectors, vectorsOf } from "../edits.js";
 import { html } from "../html.js";
 import { channels, rows } from "../tensors.js";
 import { ThumbnailControls, Thumbnails, useShown } from "./channels.js";
-
-const vectorsOf = (edit) => OPERATIONS.get(edit.op).options.find((one) => one.kind === "vectors");
 
 /** Channels that an edit names. */
 export function pickedOf(edit) {
   const vectors = vectorsOf(edit);
   if (!vectors) return edit.channels ?? [];
+  if (directionOf(edit) !== null) return [];
   const directions = edit[vectors.name] ?? [];
   return [...new Set((Array.isArray(directions[0]) ? directions : [directions]).flatMap((row) => row.flatMap((value, at) => (value ? [at] : []))))];
 }
@@ -34,6 +33,7 @@ export function withChannels(edit, indices, width, channelDim) {
  */
 export function ChannelPicker({ edit, value, chosen, onPick }) {
   if (edit.op === "skip" || (isOfParameter(edit) && vectorsOf(edit))) return null;
+  if (directionOf(edit) !== null) return html`<p class="hint">The stored direction ${directionOf(edit)} has all channels.</p>`;
   if (!value) return html`<p class="hint">Choose ${edit.at} in the tree to pick its channels.</p>`;
   return html`<${Picker} edit=${edit} value=${value} chosen=${chosen} onPick=${onPick} />`;
 }

@@ -1,6 +1,6 @@
 // The form of one edit, made from the operation's own fields.
 import { html, number } from "../html.js";
-import { isOfParameter, OPERATIONS } from "../edits.js";
+import { alongDirection, directionOf, isOfParameter, OPERATIONS, optionsOfEdit, takesDirection } from "../edits.js";
 import { range } from "../tensors.js";
 import { Reference } from "./edit_reference.js";
 import { EditRegion } from "./edit_region.js";
@@ -8,8 +8,9 @@ import { Field } from "./field.js";
 
 const STEPS = 200;
 
-/** Ends of a slider: shares and factors have their own, other numbers those of the value. */
-function ends(operation, option, value) {
+/** Ends of a slider: shares, factors and multiples of a norm have their own, other numbers those of the value. */
+function ends(operation, option, value, units) {
+  if (units === "norm") return [-2, 2];
   if (option === "probability") return [0, 0.99];
   if (option === "factor" || (operation === "affine" && option === "scale")) return [-2, 3];
   const [low, high] = value ? range(value.tensor.values) : [-1, 1];
@@ -36,10 +37,17 @@ function begin(op, name, kind, choices, [low, high]) {
   return name === "factor" ? 0 : rounded((low + 3 * high) / 4);
 }
 
+/** The edit with another operation: it keeps a stored direction where the operation takes one. */
+function withOperation(edit, op, value, sources) {
+  const direction = directionOf(edit);
+  if (direction !== null && takesDirection(op)) return alongDirection(op, edit.at, direction, edit.units ?? "norm");
+  return initial(op, edit.at, value, sources);
+}
+
 const rounded = (value) => Number(value.toPrecision(3));
 
 function NumberOption({ op, option, edit, value, onGive }) {
-  const [low, high] = ends(op, option.name, value);
+  const [low, high] = ends(op, option.name, value, edit.units);
   const given = edit[option.name] ?? option.default;
   return html`
     <label>${option.name}
@@ -52,7 +60,7 @@ function NumberOption({ op, option, edit, value, onGive }) {
 
 function Option({ op, option, edit, value, sources, onGive }) {
   const { name, kind, choices } = option;
-  if (kind === "vectors") return null; // the channels that are picked
+  if (kind === "vectors") return directionOf(edit) && html`<span>${name} <strong>${directionOf(edit)}</strong></span>`; // otherwise the channels that are picked
   if (kind === "reference") return html`<${Reference} edit=${edit} option=${option} onGive=${onGive} />`;
   if (kind === "flag") {
     return html`<label><input type="checkbox" checked=${edit[name] ?? false} onChange=${(event) => onGive(event.target.checked || undefined)} /> ${name}</label>`;
@@ -85,9 +93,9 @@ export function EditForm({ edit, value, sources, tokens, onChange, Region = Edit
   };
   return html`
     <form class="edit" aria-label="Edit of ${edit.at}" onSubmit=${(event) => event.preventDefault()}>
-      <label>Operation <select value=${edit.op} onChange=${(event) => onChange(initial(event.target.value, edit.at, value, sources))}>
+      <label>Operation <select value=${edit.op} onChange=${(event) => onChange(withOperation(edit, event.target.value, value, sources))}>
         ${[...OPERATIONS.keys()].map((name) => html`<option key=${name}>${name}</option>`)}</select></label>
-      ${OPERATIONS.get(edit.op).options.map((option) => html`
+      ${optionsOfEdit(edit).map((option) => html`
         <${Option} key=${option.name} op=${edit.op} option=${option} edit=${edit} value=${value} sources=${sources} onGive=${give(option)} />`)}
       ${!isOfParameter(edit) && html`<${Region} edit=${edit} value=${value} tokens=${tokens} onChange=${onChange} />`}
       ${value && html`<span class="hint">values from ${range(value.tensor.values).map((end) => number(end)).join(" to ")}</span>`}

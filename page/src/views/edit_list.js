@@ -1,5 +1,5 @@
 // The edits of a panel, in order: which there are, which one the form shows, and the list to choose from.
-import { isKnown, isOfParameter, OPERATIONS } from "../edits.js";
+import { directionOf, isKnown, isOfParameter, OPERATIONS } from "../edits.js";
 import { html } from "../html.js";
 import { pickedOf } from "./edit_channels.js";
 import { textOfPositions } from "./edit_positions.js";
@@ -37,7 +37,7 @@ export function editsIn(chosen) {
   };
 }
 
-/** Whether an edit can run: a direction needs its channels, and a swap a value. */
+/** Whether an edit can run: a direction needs its channels or its name, and a swap a value. */
 export function isComplete(edit) {
   if (typeof edit === "string") return true;
   if (edit.op === "swap") return Boolean(edit.source || edit.from);
@@ -54,7 +54,7 @@ export function textOf(edit) {
     rows && `rows ${rows}`, columns && `columns ${columns}`].filter(Boolean);
   const indices = pickedOf(edit);
   const where = indices.length ? [`${isOfParameter(edit) ? "rows" : "channels"} ${indices.slice(0, 6).join(", ")}${indices.length > 6 ? ", …" : ""}`] : [];
-  return [`${edit.at} ${edit.op}`, ...values, ...where, ...part].join(", ");
+  return [`${edit.at} ${edit.op}${directionOf(edit) ? ` ${directionOf(edit)}` : ""}`, ...values, ...where, ...part].join(", ");
 }
 
 /** @param chosen as of `editsIn` */

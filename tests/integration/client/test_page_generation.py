@@ -338,7 +338,10 @@ HOSTILE = [
     {"at": BLOCKS["llama"], "op": "add", "value": 3, "positions": None},
     {"at": BLOCKS["llama"], "op": "add", "value": 3, "tokens": "abc"},
     {"at": BLOCKS["llama"], "op": "scale", "factor": 2, "channels": {"a": 1}},
-    {"at": BLOCKS["llama"], "op": "steer", "direction": "abc"},
+    {"at": BLOCKS["llama"], "op": "steer", "direction": "A b"},
+    {"at": BLOCKS["llama"], "op": "steer", "direction": [1.0], "units": "norm"},
+    {"at": BLOCKS["llama"], "op": "steer", "direction": "abc", "units": "miles"},
+    {"at": BLOCKS["llama"], "op": "project_onto", "basis": "abc"},
     {"at": BLOCKS["llama"], "op": "constructor"},
     {"at": BLOCKS["llama"], "op": "scale", "factor": 2, "constructor": 1},
     {"at": 7, "op": "scale"},
@@ -355,12 +358,13 @@ def test_a_link_brings_all_back_and_runs_nothing_by_itself(tab: Tab, url: str, c
         "generate.temperature": "0.5",
         "generate.seed": "3",
         "generate.colour": "constructor",
+        "generate.readouts": json.dumps([{"name": "A b", "at": "x"}, {"name": "warm"}, None, 7]),
         "generate.read": "nonsense",
     }
     open_panel(tab, url, **shown)
     assert tab.page.get_by_label("Prompt", exact=True).input_value() == PROMPT
     assert tab.page.get_by_label("Temperature").input_value() == "0.5"
-    assert tab.page.locator("ol.edits li").count() == 1
+    assert tab.page.locator("ol.edits li").count() == 1  # no direction is read
     assert runs == []
     run(tab, "after")
     assert len(runs) == 2
@@ -436,3 +440,153 @@ def test_other_panels_show_values_of_these_models_without_their_logits(
     tab.page.locator('section.after[aria-busy="false"]').wait_for()
     assert not tab.saved("Save what came out as .npy").any()
     assert not tab.copied_python()["after"]["lm_head"].any()
+
+
+WARM = ["a kind word", "thank you so much", "what a lovely day"]
+COLD = ["go away", "what a dreadful day", "I do not care"]
+SHOWN_DIGITS = 1e-5
+
+
+@pytest.fixture
+def directions(client: trocar.Client) -> Iterator[dict[str, str]]:
+    """Places of stored directions by name: of `warm` one vector, of `moods` three."""
+    at, last = BLOCKS["llama"], trocar.positions(prompt=[-1])
+    given: dict[str, Any] = {"taps": [at], "folds": 0, "positions": last}
+    warm = ["warm"] * 3 + ["cold"] * 3
+    client.fit_direction("llama", WARM + COLD, warm, name="warm", kind="mean_difference", **given)
+    client.fit_direction("llama", WARM + COLD, [0, 1, 2] * 2, name="moods", kind="logistic", **given)
+    yield {"warm": at, "moods": at}
+    for name in ("warm", "moods"):
+        client.delete_directions("llama", name)
+
+
+def open_directions(tab: Tab) -> Any:
+    """Unfold the stored directions and return their rows."""
+    tab.page.locator("summary", has_text="Stored directions").click()
+    tab.page.locator(".status progress").wait_for(state="detached")
+    return tab.page.locator("ul.directions li")
+
+
+def test_steering_with_a_stored_direction(
+    tab: Tab,
+    url: str,
+    client: trocar.Client,
+    in_folder: Path,
+    server: RunningServer,
+    capsys: pytest.CaptureFixture[str],
+    directions: dict[str, str],
+) -> None:
+    open_panel(tab, url, module="", **{"generate.max_new_tokens": str(COUNT)})
+    rows = open_directions(tab)
+    rows.first.wait_for()
+    assert [each.split(" ")[0] for each in rows.all_inner_texts()] == sorted(directions)
+    rows.get_by_text("mean difference, from cold to warm").wait_for()
+    tab.page.get_by_role("button", name=f"Edit with warm at {directions['warm']}").click()
+    tab.page.get_by_label("alpha", exact=True).fill("-1.5")
+    tab.page.keyboard.press("Enter")
+    tab.page.get_by_role("button", name="All of generated tokens").click()
+    (written,) = json.loads(parse_qs(urlsplit(tab.page.url).fragment)["generate.edits"][0])
+    assert written == {
+        "at": directions["warm"],
+        "op": "steer",
+        "direction": "warm",
+        "alpha": -1.5,
+        "units": "norm",
+        "positions": {"generated": "all"},
+    }
+    run(tab, "after")
+    own = trocar.edit(
+        directions["warm"],
+        "steer",
+        "warm",
+        alpha=-1.5,
+        units="norm",
+        positions=trocar.positions(generated="all"),
+    )
+    expected = client.generate("llama", PROMPT, edits=[own], **OPTIONS).finish()
+    assert expected.token_ids != expected.baseline.token_ids
+    assert tuple(shown_ids(tab, "after")[-COUNT:]) == expected.token_ids
+    copied = execute(tab, in_folder, server, capsys)
+    assert (copied.text, copied.baseline.text) == (expected.text, expected.baseline.text)
+    tab.page.reload()  # the link
+    run(tab, "after")
+    assert tuple(shown_ids(tab, "after")[-COUNT:]) == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "limits"),
+    [
+        ("warm", "cap", {"low": -0.05, "high": 0.05}),
+        ("warm", "project_out", {}),
+        ("moods", "project_out", {}),
+    ],
+)
+def test_other_edits_with_a_stored_direction(
+    tab: Tab,
+    url: str,
+    client: trocar.Client,
+    directions: dict[str, str],
+    name: str,
+    operation: Any,
+    limits: dict[str, float],
+) -> None:
+    open_panel(tab, url, module="")
+    open_directions(tab)
+    tab.page.get_by_role("button", name=f"Edit with {name} at").click()
+    operations = tab.page.get_by_label("Operation")
+    if name == "moods":
+        assert operations.input_value() == operation  # several vectors can only be projected out
+    operations.select_option(operation)
+    for limit, value in limits.items():
+        tab.page.get_by_label(limit, exact=True).fill(str(value))
+        tab.page.keyboard.press("Enter")
+    run(tab, "after")
+    units = {"units": "norm"} if limits else {}
+    own = trocar.edit(directions[name], operation, name, **limits, **units)
+    expected = client.generate("llama", PROMPT, edits=[own], **OPTIONS).finish()
+    assert tuple(shown_ids(tab, "after")[-COUNT:]) == expected.token_ids
+    assert tab.copied_python()["run"].text == expected.text
+
+
+def test_tokens_have_the_colour_of_what_a_direction_reads(
+    tab: Tab, url: str, client: trocar.Client, directions: dict[str, str]
+) -> None:
+    open_panel(tab, url, module="")
+    open_directions(tab)
+    for name in ("moods", "warm"):
+        tab.page.get_by_role("button", name=f"Read {name} at {directions[name]}").click()
+    run(tab)
+    values = {name: f"{place}:{name}" for name, place in directions.items()}
+    taps = [trocar.readout(name, place) for name, place in directions.items()]
+    expected = client.generate("llama", PROMPT, taps=taps, **OPTIONS).finish()
+    warm = expected[values["warm"]][:, 0]
+    assert tab.page.get_by_label("Colour of tokens").input_value() == values["warm"]
+    read = tab.page.locator("dl.statistics div", has_text=values["warm"]).locator("dd")
+    shown = []
+    for nth in range(len(warm)):
+        pieces(tab).nth(nth).click()
+        shown.append(float(read.inner_text().removeprefix("reads ").replace(",", "")))
+    np.testing.assert_allclose(shown, warm, rtol=SHOWN_DIGITS)
+    columns = {values["warm"]: warm}
+    columns |= {f"{values['moods']}[{at}]": expected[values["moods"]][:, at] for at in range(3)}
+    for colour, numbers in columns.items():
+        tab.page.get_by_label("Colour of tokens").select_option(colour)
+        colours = pieces(tab).evaluate_all("all => all.map(one => one.style.background)")
+        greens = np.array([int(re.findall(r"\d+", each)[1]) for each in colours[:-1]])
+        assert (np.diff(greens[np.argsort(numbers)]) >= 0).all(), colour
+    for name in directions:
+        np.testing.assert_array_equal(tab.saved(f"Save {values[name]} as .npy"), expected[values[name]])
+    copied = tab.copied_python()["run"]
+    assert copied.text == expected.text
+    np.testing.assert_array_equal(copied[values["warm"]], expected[values["warm"]])
+    tab.page.reload()  # the link
+    run(tab)
+    tab.page.get_by_role("button", name=f"Remove moods at {directions['moods']}").click()
+    tab.page.get_by_text("This run is of other choices").wait_for()
+
+
+def test_without_directions_the_list_says_how_to_make_one(tab: Tab, url: str) -> None:
+    open_panel(tab, url, model="gpt2", module="")
+    open_directions(tab)
+    tab.page.get_by_text("There are none for this model").wait_for()
+    tab.page.get_by_text("client.fit_direction(").wait_for()
