@@ -30,6 +30,6 @@ export const readoutPython = ({ name, at }) => `trocar.readout(${python(name)}, 
 export const ReadoutList = ({ readouts, onChange }) => html`
   <ol class="edits" aria-label="Directions that are read">
     ${readouts.map((one) => html`
-      <li key=${valueName(one)}><span>${one.name} at ${one.at}</span>
+      <li key=${valueName(one)}><span>read ${one.name} at ${one.at}</span>
         <button aria-label="Remove ${one.name} at ${one.at}" onClick=${() => onChange(readouts.filter((other) => other !== one))}>×</button></li>`)}
   </ol>`;

@@ -37,9 +37,9 @@ function aboutOf({ kind, classes, vectorCount, scoreName, score }) {
 const editOf = ({ name, place, vectorCount, meanNorm }) =>
   alongDirection(vectorCount === 1 ? "steer" : "project_out", place, name, meanNorm > 0 ? "norm" : "raw");
 
-function Place({ places, place, onGive }) {
+function Place({ name, places, place, onGive }) {
   if (places.length === 1) return html`<span>at ${place}</span>`;
-  return html`<label>at <select value=${place} onChange=${(event) => onGive(event.target.value)}>
+  return html`<label>at <select aria-label="Place of ${name}" value=${place} onChange=${(event) => onGive(event.target.value)}>
     ${places.map((one) => html`<option key=${one.place}>${one.place}</option>`)}</select></label>`;
 }
 
@@ -47,7 +47,7 @@ function Named({ name, places, onEdit, onRead }) {
   const [place, setPlace] = useState(null);
   const one = places.find((other) => other.place === place) ?? bestOf(places);
   return html`
-    <li><strong>${name}</strong> <${Place} places=${places} place=${one.place} onGive=${setPlace} />
+    <li><strong>${name}</strong> <${Place} name=${name} places=${places} place=${one.place} onGive=${setPlace} />
       <span class="hint">${one.problem || aboutOf(one)}</span>
       <button onClick=${() => onEdit(editOf(one))} aria-label="Edit with ${name} at ${one.place}">Edit</button>
       <button onClick=${() => onRead({ name, at: one.place })} aria-label="Read ${name} at ${one.place}">Read</button></li>`;
@@ -57,11 +57,12 @@ function Named({ name, places, onEdit, onRead }) {
 export function StoredDirections({ onEdit, onRead }) {
   const model = view.model.value;
   useEffect(() => { list(); }, [model]);
-  const all = stored.value.model === model ? named(stored.value.directions) : [];
+  const isListed = stored.value.model === model;
+  const all = isListed ? named(stored.value.directions) : [];
   return html`
     <details class="stored" onToggle=${(event) => { if (event.target.open) list(); }}><summary>Stored directions (${all.length})</summary>
       ${all.length > 0
         ? html`<ul class="directions">${all.map(([name, places]) => html`<${Named} key=${name} name=${name} places=${places} onEdit=${onEdit} onRead=${onRead} />`)}</ul>`
-        : html`<p class="hint">There are none for this model. <code>${EXAMPLE}</code> makes one, in Python.</p>`}
+        : isListed && html`<p class="hint">There are none for this model. <code>${EXAMPLE}</code> makes one, in Python.</p>`}
     </details>`;
 }

@@ -62,7 +62,7 @@ SHOWN = {
     "a failure": ".problem",
     "gradient health": "figure.health",
 }
-CAUSAL_MODEL, BLOCK = "llama", "model.layers.1"
+CAUSAL_MODEL, BLOCK, DIRECTION = "llama", "model.layers.1", "warm"
 GENERATED = {
     "panel": "generate",
     "model": CAUSAL_MODEL,
@@ -73,10 +73,16 @@ GENERATED = {
     "generate.colour": "lens",
     "generate.ends": "ignored",
     "generate.edits": json.dumps(
-        [{"at": BLOCK, "op": "add", "value": 9.0, "positions": {"prompt": "all", "generated": [0, 2]}}]
+        [
+            {"at": BLOCK, "op": "add", "value": 9.0, "positions": {"prompt": "all", "generated": [0, 2]}},
+            {"at": BLOCK, "op": "steer", "direction": DIRECTION, "alpha": 0.5, "units": "norm"},
+        ]
     ),
+    "generate.at": "1",
+    "generate.readouts": json.dumps([{"name": DIRECTION, "at": BLOCK}]),
 }
-"""What a link of a run with an edit has."""
+"""What a link of a run with edits, one of them along a stored direction that is read, too, has."""
+WORDS = ["a kind word", "thank you", "go away", "a dreadful day"]
 QUESTIONS = {"train": "Publish", "operate": "Drain"}
 """Buttons that ask once more, by panel."""
 SERIOUS = ("serious", "critical")
@@ -96,6 +102,9 @@ def link(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     }
     with running_server(models=models, device="cpu") as server, trocar.connect(server.address) as client:
         trainer = client.train(MODEL, head=2, trainable=["classifier"])
+        client.fit_direction(
+            CAUSAL_MODEL, WORDS, [0, 0, 1, 1], ["layer[*]"], name=DIRECTION, kind="mean_difference", folds=2
+        )
         trainer.fit((np.zeros((4, 3, 64, 64), np.float32), np.arange(4) % 2), epochs=1, batch_size=2)
         with client.page() as page:
             shown = {
@@ -172,7 +181,9 @@ def test_axe_finds_nothing_serious_in_a_run(browser: Any, link: str, width: int,
     tab.page.locator("section[data-side=after] .end", has_text="end:").wait_for()
     tab.page.locator(".status progress").wait_for(state="detached")
     tab.page.evaluate(AXE.read_text(encoding="utf-8"))
-    for colour in ("lens", "logprob", "norm"):
+    tab.page.locator("summary", has_text="Stored directions").click()
+    tab.page.locator("ul.directions li").first.wait_for()
+    for colour in ("lens", "logprob", "norm", f"{BLOCK}:{DIRECTION}"):
         tab.page.get_by_label("Colour of tokens").select_option(colour)
         tab.page.locator("section[data-side=after] .piece").last.click()
         tab.page.locator("section.details").wait_for()

@@ -449,21 +449,24 @@ SHOWN_DIGITS = 1e-5
 
 @pytest.fixture
 def directions(client: trocar.Client) -> Iterator[dict[str, str]]:
-    """Places of stored directions by name: of `warm` one vector, of `moods` three."""
-    at, last = BLOCKS["llama"], trocar.positions(prompt=[-1])
-    given: dict[str, Any] = {"taps": [at], "folds": 0, "positions": last}
+    """Places of stored directions by name: `warm`, a vector at each block, and `moods`, three at this one."""
+    at, data = BLOCKS["llama"], WARM + COLD
+    given: dict[str, Any] = {"folds": 0, "positions": trocar.positions(prompt=[-1])}
     warm = ["warm"] * 3 + ["cold"] * 3
-    client.fit_direction("llama", WARM + COLD, warm, name="warm", kind="mean_difference", **given)
-    client.fit_direction("llama", WARM + COLD, [0, 1, 2] * 2, name="moods", kind="logistic", **given)
+    client.fit_direction("llama", data, warm, "layer[*]", name="warm", kind="mean_difference", **given)
+    client.fit_direction("llama", data, [0, 1, 2] * 2, at, name="moods", kind="logistic", **given)
     yield {"warm": at, "moods": at}
     for name in ("warm", "moods"):
         client.delete_directions("llama", name)
 
 
 def open_directions(tab: Tab) -> Any:
-    """Unfold the stored directions and return their rows."""
+    """Unfold the stored directions, choose the place of those that have several, and return their rows."""
     tab.page.locator("summary", has_text="Stored directions").click()
     tab.page.locator(".status progress").wait_for(state="detached")
+    tab.page.locator("details[open]").locator("li, p").first.wait_for()
+    for places in tab.page.get_by_label("Place of").all():
+        places.select_option(BLOCKS["llama"])
     return tab.page.locator("ul.directions li")
 
 
@@ -479,7 +482,7 @@ def test_steering_with_a_stored_direction(
     open_panel(tab, url, module="", **{"generate.max_new_tokens": str(COUNT)})
     rows = open_directions(tab)
     rows.first.wait_for()
-    assert [each.split(" ")[0] for each in rows.all_inner_texts()] == sorted(directions)
+    assert [each.split()[0] for each in rows.all_inner_texts()] == sorted(directions)
     rows.get_by_text("mean difference, from cold to warm").wait_for()
     tab.page.get_by_role("button", name=f"Edit with warm at {directions['warm']}").click()
     tab.page.get_by_label("alpha", exact=True).fill("-1.5")
@@ -513,6 +516,7 @@ def test_steering_with_a_stored_direction(
     assert tuple(shown_ids(tab, "after")[-COUNT:]) == expected.token_ids
 
 
+@pytest.mark.usefixtures("in_folder")
 @pytest.mark.parametrize(
     ("name", "operation", "limits"),
     [
@@ -548,6 +552,7 @@ def test_other_edits_with_a_stored_direction(
     assert tab.copied_python()["run"].text == expected.text
 
 
+@pytest.mark.usefixtures("in_folder")
 def test_tokens_have_the_colour_of_what_a_direction_reads(
     tab: Tab, url: str, client: trocar.Client, directions: dict[str, str]
 ) -> None:
