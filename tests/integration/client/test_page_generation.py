@@ -545,8 +545,8 @@ def test_other_edits_with_a_stored_direction(
         tab.page.get_by_label(limit, exact=True).fill(str(value))
         tab.page.keyboard.press("Enter")
     run(tab, "after")
-    units = {"units": "norm"} if limits else {}
-    own = trocar.edit(directions[name], operation, name, **limits, **units)
+    given: dict[str, Any] = {**limits, "units": "norm"} if limits else {}
+    own = trocar.edit(directions[name], operation, name, **given)
     expected = client.generate("llama", PROMPT, edits=[own], **OPTIONS).finish()
     assert tuple(shown_ids(tab, "after")[-COUNT:]) == expected.token_ids
     assert tab.copied_python()["run"].text == expected.text
