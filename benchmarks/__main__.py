@@ -25,6 +25,7 @@ SECTIONS = (
         "transport",
         "prepared",
         "generation",
+        "directions",
         "surgery",
         "training",
     ),

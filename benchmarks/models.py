@@ -4,6 +4,7 @@ import time
 
 import torch
 from torch import nn
+from torchvision.models import VisionTransformer
 
 
 class Corner(nn.Module):
@@ -37,3 +38,9 @@ class Waiting(nn.Module):
         if self._seconds:
             time.sleep(self._seconds * len(x))
         return x[:, 0, 0, :1].clone()
+
+
+def small_vit() -> nn.Module:
+    """Return a vision transformer of 5.7 million parameters: 12 blocks, 192 channels, 224 x 224 pixels."""
+    model: nn.Module = VisionTransformer(224, 16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768)
+    return model

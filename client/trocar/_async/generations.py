@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trocar._request.edits import Edit
     from trocar._request.inputs import Inputs
     from trocar._request.taps import Tap
+    from trocar._request.text_positions import Gate
     from trocar._wire.generation_messages import Sampling
     from trocar._wire.requests import ExtractCall
 
@@ -49,6 +50,7 @@ class AsyncGenerations:
         sampling: Sampling | None = None,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] | None = None,
+        stop_when: Gate | None = None,
         logprobs: int = 0,
         taps: str | Tap | Sequence[str | Tap] = (),
         edits: str | Edit | Sequence[str | Edit] = (),
@@ -94,6 +96,11 @@ class AsyncGenerations:
                 `repetition_penalty` from the model's generation configuration, as transformers does.
             stop: Texts that end the generated text, which is then without them.
             stop_token_ids: Tokens that end it; the model's own when None, none when empty.
+            stop_when: A `trocar.gate(...)` that ends each text. Every pass reads it at the position whose
+                logits choose the next token: at the last token of the prompt, then at each generated one.
+                Where it is open, the token chosen there is the last of the text, and `finish_reason` is
+                "gate", unless a stop token or string ends the text there, too. It reads what a
+                `trocar.readout` at its place reads, behind edits that come before it in the pass.
             logprobs: How many of the most likely tokens `token.likely` has.
             taps: Selectors, or `tap(...)` with a `cast`, of values with a dimension of tokens: their rows at
                 each computed position.
@@ -107,11 +114,14 @@ class AsyncGenerations:
 
         Raises:
             InvalidArgumentError: The model cannot generate, the prompt and `max_new_tokens` exceed its
-                positions, a tap has no dimension of tokens, an option is out of range, or the model's
-                generation configuration has one that is not supported.
+                positions, a tap or the gate has no dimension of tokens, an option is out of range, or the
+                model's generation configuration has one that is not supported.
             UnknownModelError: The catalogue has no model of this id.
             ModelNotLoadedError: The model is not in memory; see `load`.
             SelectorError: A selector is wrong; see its subclasses.
+            UnknownDirectionError: You have no direction of the gate's name.
+            DirectionMismatchError: The gate's direction has several vectors, is not of its place, or the
+                model has changed since it was fitted.
             EditError: An edit does not fit; see its subclasses.
             InputError: The prompt is wrong; see its subclasses.
             RequestTooLargeError: The prompt exceeds a limit of the server.
@@ -135,6 +145,7 @@ class AsyncGenerations:
             n,
             sample_index,
             sampling,
+            stop_when,
         )
         defaults = self._connection.options.calls
         how = defaults if options is None else over(options, defaults)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trocar._async.fits import AsyncTrainer
 from trocar._async.members import merged
 from trocar._base.delegation import taking
+from trocar._base.request_errors import UnimplementedError
 from trocar._base.tables import Listing
 from trocar._request.training.trainer_parts import Lora
 from trocar._result.trainer_types import TRAINER_COLUMNS, trainer_info
@@ -57,6 +58,14 @@ class AsyncTrainers:
             schedule: `trocar.training.schedule(...)`; constant rates when None.
             gradient_edits: `trocar.training.gradient_edit(...)`, in this order, before gradients are
                 accumulated.
+            edits: `trocar.edit(place, "steer", name, ...)`, "project_out" and "cap" with stored directions of
+                yours for this model, at the places where they were fitted: whole values of modules, without
+                `positions=` and regions. Made in this order in each training pass, of `step`, of
+                `forward_backward` and of the training batches of a fit, with gradients through them;
+                evaluation, extraction, generation, export and the published model have none of them. So with
+                a direction that is added while the weights are trained ("preventative steering"), the weights
+                need not move along it. The trainer keeps the vectors as they are now: a direction that is
+                deleted or replaced later changes nothing.
             saved_tensors: `trocar.training.save_on_disk(...)` or `trocar.training.save_on_host()`; on the
                 device when None.
             regularizers: `trocar.training.regularizer(...)`, added to the loss.
@@ -81,12 +90,20 @@ class AsyncTrainers:
             UnknownModelError: The catalogue has no model of this id.
             ModelNotLoadedError: The model is not in memory; see `load`.
             QuotaExceededError: You have reached the limit of trainers.
+            UnknownDirectionError: You have no direction of this name for the model.
+            DirectionMismatchError: It was fitted at another place, or the model has changed since.
+            InvalidArgumentError: An edit is none that a trainer makes.
+            EditShapeMismatchError: A direction is not of the new head's size.
+            UnimplementedError: The server makes no edits in training passes.
         """
         request = pb.CreateTrainerRequest(spec=trainer_spec(options), request_id=new_request_id())
         home = await self._connection.home()
         reply = await home.call(home.trainer_service.CreateTrainer, request, options.timeout_s)
         trainer = AsyncTrainer(home, reply.trainer.trainer_id)
         trainer._newest = trainer_info(reply.trainer)
+        if len(reply.trainer.spec.edits) != len(request.spec.edits):  # an older server ignores them
+            await trainer.close()
+            raise UnimplementedError("this server makes no edits in training passes; leave `edits` out")
         if isinstance(options.lora, Lora) and options.lora.folder is not None:
             try:
                 await trainer.load_adapter(options.lora.folder, timeout_s=options.timeout_s)

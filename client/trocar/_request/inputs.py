@@ -250,6 +250,8 @@ def _argument(value: object, wire: Wire | None) -> tuple[pb.Input, list[memoryvi
     if isinstance(value, (list, tuple)):
         if not value:
             raise EmptyBatchError("the list of inputs is empty; pass at least one image or array")
+        if empty := [place for place, item in enumerate(value) if isinstance(item, list) and not item]:
+            raise EmptyBatchError(f"entry {empty[0]} of the list is empty; a text has at least one token")
         if not all(is_image(item) for item in value):
             return _listed(value, wire)
         return _images(value)

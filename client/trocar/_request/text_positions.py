@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from operator import index as as_integer
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias
 
 from trocar._base.delegation import explained
 from trocar._request.positions import TextSpan, span
@@ -35,6 +35,11 @@ class Gate:
     message: bytes
     """As it goes to the server."""
 
+    @classmethod
+    def of(cls, message: pb.Gate) -> Self:
+        """Return a gate as it came from the server."""
+        return cls(message.SerializeToString(deterministic=True))
+
     def to_wire(self) -> pb.Gate:
         """Return the gate as a message."""
         return pb.Gate.FromString(self.message)
@@ -42,14 +47,17 @@ class Gate:
 
 @explained
 def gate(name: str, at: str = "", *, above: float | None = None, below: float | None = None) -> Gate:
-    """Select positions by the number that a stored direction reads there, for `positions(when=)`.
+    """Select positions by the number that a stored direction reads there.
+
+    For an edit, `positions(when=)`, and for the end of a generated text, `generate(stop_when=)`:
 
         rude = trocar.gate("rude", "layer[8]", above=0)
         trocar.edit("layer[12]", "steer", "polite", positions=trocar.positions(generated="all", when=rude))
+        client.generate("llama", "a prompt", stop_when=rude)
 
     Args:
         name: A direction of yours with one vector.
-        at: Its place, earlier in the pass than the edit, or the edit's own; may be left out where there is
+        at: Its place; for an edit earlier in the pass, or the edit's own. May be left out where there is
             one.
         above: The number is above this.
         below: The number is below this.
@@ -60,8 +68,7 @@ def gate(name: str, at: str = "", *, above: float | None = None, below: float | 
     limits = {name: float(end) for name, end in (("above", above), ("below", below)) if end is not None}
     if not limits or not all(map(isfinite, limits.values())):
         raise ValueError("a gate needs above=, below= or both, as finite numbers")
-    message = pb.Gate(direction=name, place=at, **limits)
-    return Gate(message.SerializeToString(deterministic=True))
+    return Gate.of(pb.Gate(direction=name, place=at, **limits))
 
 
 @explained

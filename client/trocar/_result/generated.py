@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trocar._result.generated_view import ColourBy
     from trocar._result.token_view import TokenView
 
-FinishReason: TypeAlias = Literal["length", "stop_token", "stop_string"]
-"""Why a text ended: the most tokens were generated; a token that ends it; a stop string."""
+FinishReason: TypeAlias = Literal["length", "stop_token", "stop_string", "gate"]
+"""Why a text ended: the most tokens were generated; a token that ends it; a stop string; `stop_when`."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from trocar._base.tensors import Array
+from trocar._request.text_positions import Gate
 from trocar._result.feature_maps import FeatureMapInfo
 from trocar._result.generated import (
     EditCount,
@@ -29,6 +30,7 @@ _REASONS: Mapping[int, FinishReason] = {
     pb.FINISH_REASON_LENGTH: "length",
     pb.FINISH_REASON_STOP_TOKEN: "stop_token",
     pb.FINISH_REASON_STOP_STRING: "stop_string",
+    pb.FINISH_REASON_GATE: "gate",
 }
 
 
@@ -69,6 +71,7 @@ class SamplingOptions:
     n: int = 1
     sample_index: int = 0
     sampling: Sampling | None = None
+    stop_when: Gate | None = None
 
     def to_wire(self) -> pb.GenerationOptions:
         """Return the message.
@@ -97,6 +100,7 @@ class SamplingOptions:
             n=self.n,
             sample_index=self.sample_index,
             sampling=_SOURCES[self.sampling],
+            stop_when=None if self.stop_when is None else self.stop_when.to_wire(),
         )
 
 
@@ -114,6 +118,7 @@ def sampling_of(options: pb.GenerationOptions | None) -> Mapping[str, object]:
         tuple(options.stop),
         tuple(options.stop_token_ids),
     )
+    options_by_name["stop_when"] = Gate.of(options.stop_when) if options.HasField("stop_when") else None
     return options_by_name
 
 

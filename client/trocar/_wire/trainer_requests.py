@@ -10,6 +10,7 @@ import numpy as np
 
 from trocar._base.tensors import Array, is_array, to_wire
 from trocar._base.token_labels import padded_labels
+from trocar._request.edits import Edit
 from trocar._request.inputs import wire_inputs
 from trocar._request.training.fit_parts import FitOptions
 from trocar._request.training.trainer_losses import LossName, LossTerm, Regularizer
@@ -51,6 +52,7 @@ class TrainerOptions:
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     gradient_edits: GradientEdit | Sequence[GradientEdit] = ()
+    edits: Edit | Sequence[Edit] = ()
     saved_tensors: SavedTensors | None = None
     regularizers: Regularizer | Sequence[Regularizer] = ()
     train_mode: Selectors = ()
@@ -93,6 +95,7 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
     adapter: Any = lora(options.lora) if type(options.lora) is int else options.lora
     terms = [LossTerm(term) if isinstance(term, str) else term for term in several(options.losses, "losses")]
     rules = several(options.gradient_edits, "gradient_edits")
+    edits = several(options.edits, "edits")
     penalties = several(options.regularizers, "regularizers")
     optimizer, saved_tensors = options.optimizer, options.saved_tensors
     for name, value, kind, advice in (
@@ -110,6 +113,7 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
             ("gradient_edits", rule, GradientEdit, "create rules with trocar.training.gradient_edit(...)")
             for rule in rules
         ),
+        *(("edits", one, Edit, "create them with trocar.edit(...)") for one in edits),
         (
             "saved_tensors",
             saved_tensors,
@@ -133,6 +137,7 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
         optimizer=None if optimizer is None else optimizer.to_wire(),
         schedule=None if options.schedule is None else options.schedule.to_wire(),
         gradient_edits=[rule.to_wire() for rule in rules],
+        edits=[one.to_wire() for one in edits],
         clip_norm=optional_number("clip_norm", options.clip_norm),
         accumulation=whole("accumulation", options.accumulation, bits=32),
         precision=text("precision", options.precision),

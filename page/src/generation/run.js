@@ -5,7 +5,7 @@ import { rowShape, rowsOf } from "./reading.js";
 
 const REASONS = {
   [FinishReason.LENGTH]: "the most tokens were generated", [FinishReason.STOP_TOKEN]: "a token that ends the text",
-  [FinishReason.STOP_STRING]: "a text to stop at",
+  [FinishReason.STOP_STRING]: "a text to stop at", [FinishReason.GATE]: "a gate opened",
 };
 const LENS = /:lens$/;
 

@@ -23,42 +23,43 @@ _sym_db = _symbol_database.Default()
 
 
 from trocar_api.v1 import extraction_pb2 as trocar__api_dot_v1_dot_extraction__pb2
+from trocar_api.v1 import position_pb2 as trocar__api_dot_v1_dot_position__pb2
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etrocar_api/v1/generation.proto\x12\rtrocar_api.v1\x1a\x1etrocar_api/v1/extraction.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xa3\x01\n\x0fGenerateRequest\x12\x31\n\nextraction\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.ExtractRequest\x12\x31\n\x07options\x18\x02 \x01(\x0b\x32 .trocar_api.v1.GenerationOptions\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunk\"\xa0\x04\n\x11GenerationOptions\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12,\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x18.trocar_api.v1.TokenBias\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x16\n\x0estop_token_ids\x18\n \x03(\x05\x12\x1a\n\x12has_stop_token_ids\x18\x0b \x01(\x08\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x10\n\x08logprobs\x18\r \x01(\x05\x12\x0e\n\x01n\x18\x0e \x01(\x05H\x07\x88\x01\x01\x12\x14\n\x0csample_index\x18\x0f \x01(\x05\x12/\n\x08sampling\x18\x10 \x01(\x0e\x32\x1d.trocar_api.v1.SamplingSourceB\x11\n\x0f_max_new_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x04\n\x02_n\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xd1\x02\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32 .trocar_api.v1.GenerationStarted\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.trocar_api.v1.GeneratedToken\x12/\n\x0c\x66\x65\x61ture_maps\x18\x03 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\x05\x12\x33\n\x08\x66inished\x18\x05 \x01(\x0b\x32!.trocar_api.v1.GenerationFinished\x12\x31\n\x08sequence\x18\x06 \x01(\x0b\x32\x1f.trocar_api.v1.SequenceFinished\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunk\"\xac\x02\n\x11GenerationStarted\x12(\n\x07prompts\x18\x01 \x03(\x0b\x32\x17.trocar_api.v1.TokenIds\x12\x34\n\nexpansions\x18\x02 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x39\n\x0f\x65\x64it_expansions\x18\x03 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x31\n\x07options\x18\x04 \x01(\x0b\x32 .trocar_api.v1.GenerationOptions\x12\x18\n\x10\x63\x61\x63he_byte_count\x18\x05 \x01(\x03\x12/\n\x0cprompt_texts\x18\x06 \x03(\x0b\x32\x19.trocar_api.v1.TokenTexts\"\x1b\n\nTokenTexts\x12\r\n\x05texts\x18\x01 \x03(\t\"\x9f\x01\n\x0eGeneratedToken\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12*\n\x06likely\x18\x05 \x03(\x0b\x32\x1a.trocar_api.v1.LikelyToken\x12\x0e\n\x06prompt\x18\x06 \x01(\x05\x12\x0e\n\x06sample\x18\x07 \x01(\x05\">\n\x0bLikelyToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\xb0\x01\n\x10SequenceFinished\x12\x0e\n\x06prompt\x18\x01 \x01(\x05\x12\x0e\n\x06sample\x18\x02 \x01(\x05\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.trocar_api.v1.FinishReason\x12\x0c\n\x04text\x18\x04 \x01(\t\x12-\n\x0b\x65\x64it_counts\x18\x05 \x03(\x0b\x32\x18.trocar_api.v1.EditCount\x12\x12\n\npass_count\x18\x06 \x01(\x05\"L\n\x12GenerationFinished\x12\x12\n\npass_count\x18\x01 \x01(\x03\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\"A\n\tEditCount\x12\x0e\n\x06prompt\x18\x01 \x01(\x03\x12\x11\n\tgenerated\x18\x02 \x01(\x03\x12\x11\n\tgated_out\x18\x03 \x01(\x03*L\n\x0eSamplingSource\x12\x1f\n\x1bSAMPLING_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15SAMPLING_SOURCE_MODEL\x10\x01*\x84\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x32\x64\n\x11GenerationService\x12O\n\x08Generate\x12\x1e.trocar_api.v1.GenerateRequest\x1a\x1f.trocar_api.v1.GenerateResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etrocar_api/v1/generation.proto\x12\rtrocar_api.v1\x1a\x1etrocar_api/v1/extraction.proto\x1a\x1ctrocar_api/v1/position.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xa3\x01\n\x0fGenerateRequest\x12\x31\n\nextraction\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.ExtractRequest\x12\x31\n\x07options\x18\x02 \x01(\x0b\x32 .trocar_api.v1.GenerationOptions\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunk\"\xc8\x04\n\x11GenerationOptions\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12,\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x18.trocar_api.v1.TokenBias\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x16\n\x0estop_token_ids\x18\n \x03(\x05\x12\x1a\n\x12has_stop_token_ids\x18\x0b \x01(\x08\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x10\n\x08logprobs\x18\r \x01(\x05\x12\x0e\n\x01n\x18\x0e \x01(\x05H\x07\x88\x01\x01\x12\x14\n\x0csample_index\x18\x0f \x01(\x05\x12/\n\x08sampling\x18\x10 \x01(\x0e\x32\x1d.trocar_api.v1.SamplingSource\x12&\n\tstop_when\x18\x11 \x01(\x0b\x32\x13.trocar_api.v1.GateB\x11\n\x0f_max_new_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x04\n\x02_n\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xd1\x02\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32 .trocar_api.v1.GenerationStarted\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.trocar_api.v1.GeneratedToken\x12/\n\x0c\x66\x65\x61ture_maps\x18\x03 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\x05\x12\x33\n\x08\x66inished\x18\x05 \x01(\x0b\x32!.trocar_api.v1.GenerationFinished\x12\x31\n\x08sequence\x18\x06 \x01(\x0b\x32\x1f.trocar_api.v1.SequenceFinished\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunk\"\xac\x02\n\x11GenerationStarted\x12(\n\x07prompts\x18\x01 \x03(\x0b\x32\x17.trocar_api.v1.TokenIds\x12\x34\n\nexpansions\x18\x02 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x39\n\x0f\x65\x64it_expansions\x18\x03 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x31\n\x07options\x18\x04 \x01(\x0b\x32 .trocar_api.v1.GenerationOptions\x12\x18\n\x10\x63\x61\x63he_byte_count\x18\x05 \x01(\x03\x12/\n\x0cprompt_texts\x18\x06 \x03(\x0b\x32\x19.trocar_api.v1.TokenTexts\"\x1b\n\nTokenTexts\x12\r\n\x05texts\x18\x01 \x03(\t\"\x9f\x01\n\x0eGeneratedToken\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12*\n\x06likely\x18\x05 \x03(\x0b\x32\x1a.trocar_api.v1.LikelyToken\x12\x0e\n\x06prompt\x18\x06 \x01(\x05\x12\x0e\n\x06sample\x18\x07 \x01(\x05\">\n\x0bLikelyToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\xb0\x01\n\x10SequenceFinished\x12\x0e\n\x06prompt\x18\x01 \x01(\x05\x12\x0e\n\x06sample\x18\x02 \x01(\x05\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.trocar_api.v1.FinishReason\x12\x0c\n\x04text\x18\x04 \x01(\t\x12-\n\x0b\x65\x64it_counts\x18\x05 \x03(\x0b\x32\x18.trocar_api.v1.EditCount\x12\x12\n\npass_count\x18\x06 \x01(\x05\"L\n\x12GenerationFinished\x12\x12\n\npass_count\x18\x01 \x01(\x03\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\"A\n\tEditCount\x12\x0e\n\x06prompt\x18\x01 \x01(\x03\x12\x11\n\tgenerated\x18\x02 \x01(\x03\x12\x11\n\tgated_out\x18\x03 \x01(\x03*L\n\x0eSamplingSource\x12\x1f\n\x1bSAMPLING_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15SAMPLING_SOURCE_MODEL\x10\x01*\x9c\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x16\n\x12\x46INISH_REASON_GATE\x10\x04\x32\x64\n\x11GenerationService\x12O\n\x08Generate\x12\x1e.trocar_api.v1.GenerateRequest\x1a\x1f.trocar_api.v1.GenerateResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLINGSOURCE']._serialized_start=2089
-  _globals['_SAMPLINGSOURCE']._serialized_end=2165
-  _globals['_FINISHREASON']._serialized_start=2168
-  _globals['_FINISHREASON']._serialized_end=2300
-  _globals['_GENERATEREQUEST']._serialized_start=110
-  _globals['_GENERATEREQUEST']._serialized_end=273
-  _globals['_GENERATIONOPTIONS']._serialized_start=276
-  _globals['_GENERATIONOPTIONS']._serialized_end=820
-  _globals['_TOKENBIAS']._serialized_start=822
-  _globals['_TOKENBIAS']._serialized_end=865
-  _globals['_GENERATERESPONSE']._serialized_start=868
-  _globals['_GENERATERESPONSE']._serialized_end=1205
-  _globals['_GENERATIONSTARTED']._serialized_start=1208
-  _globals['_GENERATIONSTARTED']._serialized_end=1508
-  _globals['_TOKENTEXTS']._serialized_start=1510
-  _globals['_TOKENTEXTS']._serialized_end=1537
-  _globals['_GENERATEDTOKEN']._serialized_start=1540
-  _globals['_GENERATEDTOKEN']._serialized_end=1699
-  _globals['_LIKELYTOKEN']._serialized_start=1701
-  _globals['_LIKELYTOKEN']._serialized_end=1763
-  _globals['_SEQUENCEFINISHED']._serialized_start=1766
-  _globals['_SEQUENCEFINISHED']._serialized_end=1942
-  _globals['_GENERATIONFINISHED']._serialized_start=1944
-  _globals['_GENERATIONFINISHED']._serialized_end=2020
-  _globals['_EDITCOUNT']._serialized_start=2022
-  _globals['_EDITCOUNT']._serialized_end=2087
-  _globals['_GENERATIONSERVICE']._serialized_start=2302
-  _globals['_GENERATIONSERVICE']._serialized_end=2402
+  _globals['_SAMPLINGSOURCE']._serialized_start=2159
+  _globals['_SAMPLINGSOURCE']._serialized_end=2235
+  _globals['_FINISHREASON']._serialized_start=2238
+  _globals['_FINISHREASON']._serialized_end=2394
+  _globals['_GENERATEREQUEST']._serialized_start=140
+  _globals['_GENERATEREQUEST']._serialized_end=303
+  _globals['_GENERATIONOPTIONS']._serialized_start=306
+  _globals['_GENERATIONOPTIONS']._serialized_end=890
+  _globals['_TOKENBIAS']._serialized_start=892
+  _globals['_TOKENBIAS']._serialized_end=935
+  _globals['_GENERATERESPONSE']._serialized_start=938
+  _globals['_GENERATERESPONSE']._serialized_end=1275
+  _globals['_GENERATIONSTARTED']._serialized_start=1278
+  _globals['_GENERATIONSTARTED']._serialized_end=1578
+  _globals['_TOKENTEXTS']._serialized_start=1580
+  _globals['_TOKENTEXTS']._serialized_end=1607
+  _globals['_GENERATEDTOKEN']._serialized_start=1610
+  _globals['_GENERATEDTOKEN']._serialized_end=1769
+  _globals['_LIKELYTOKEN']._serialized_start=1771
+  _globals['_LIKELYTOKEN']._serialized_end=1833
+  _globals['_SEQUENCEFINISHED']._serialized_start=1836
+  _globals['_SEQUENCEFINISHED']._serialized_end=2012
+  _globals['_GENERATIONFINISHED']._serialized_start=2014
+  _globals['_GENERATIONFINISHED']._serialized_end=2090
+  _globals['_EDITCOUNT']._serialized_start=2092
+  _globals['_EDITCOUNT']._serialized_end=2157
+  _globals['_GENERATIONSERVICE']._serialized_start=2396
+  _globals['_GENERATIONSERVICE']._serialized_end=2496
 # @@protoc_insertion_point(module_scope)

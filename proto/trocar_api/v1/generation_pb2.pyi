@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from trocar_api.v1 import extraction_pb2 as _extraction_pb2
+from trocar_api.v1 import position_pb2 as _position_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -59,6 +60,10 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """A token that ends the text was generated."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 3
     """A stop string was generated."""
+    FINISH_REASON_GATE: _FinishReason.ValueType  # 4
+    """`stop_when` opened in the pass that chose the last token; that token is in the text. A token or a string that ends
+    the text comes before this reason, and this one before `FINISH_REASON_LENGTH`.
+    """
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a generated text ended."""
@@ -71,6 +76,10 @@ FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 2
 """A token that ends the text was generated."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
 """A stop string was generated."""
+FINISH_REASON_GATE: FinishReason.ValueType  # 4
+"""`stop_when` opened in the pass that chose the last token; that token is in the text. A token or a string that ends
+the text comes before this reason, and this one before `FINISH_REASON_LENGTH`.
+"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -134,6 +143,7 @@ class GenerationOptions(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    STOP_WHEN_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens that are generated, at least 1. 64 when unset."""
     temperature: _builtins.float
@@ -178,6 +188,15 @@ class GenerationOptions(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that end the generated text, which is then without them. At most 16, of at most 256 characters."""
 
+    @_builtins.property
+    def stop_when(self) -> _position_pb2.Gate:
+        """Ends each text behind the first token whose pass opens the gate. It reads the position from whose logits the pass
+        chooses the token: in the first pass the last token of the prompt, in each later one the generated token that the
+        pass is for. The number is what a readout of the direction gives there: edits before it in the pass are in it. The
+        tokens up to the end are those of a run without the gate. Never when unset. In `GenerationStarted.options` its
+        place has the full name.
+        """
+
     def __init__(
         self,
         *,
@@ -197,10 +216,11 @@ class GenerationOptions(_message.Message):
         n: _builtins.int | None = ...,
         sample_index: _builtins.int = ...,
         sampling: Global___SamplingSource.ValueType = ...,
+        stop_when: _position_pb2.Gate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "stop_when", b"stop_when", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "has_stop_token_ids", b"has_stop_token_ids", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "has_stop_token_ids", b"has_stop_token_ids", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stop_when", b"stop_when", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015

@@ -81,8 +81,8 @@ Global___Positions: _TypeAlias = Positions  # noqa: Y015
 
 @_typing.final
 class Gate(_message.Message):
-    """A condition on a position: the number that a stored direction reads there, earlier in the same pass or at the value
-    itself, before the edit. At least one limit is set.
+    """A condition on a position: the number that a stored direction reads there. For an edit it is read earlier in the same
+    pass, or at the value itself, before the edit. At least one limit is set.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

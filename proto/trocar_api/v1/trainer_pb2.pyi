@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from trocar_api.v1 import edit_pb2 as _edit_pb2
 from trocar_api.v1 import extraction_pb2 as _extraction_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
@@ -106,6 +107,7 @@ class TrainerSpec(_message.Message):
     SAVED_TENSORS_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    EDITS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     clip_norm: _builtins.float
@@ -168,6 +170,13 @@ class TrainerSpec(_message.Message):
     def lora(self) -> Global___LoraSpec:
         """A LoRA adapter, which is trained instead of the model's parameters; none when unset."""
 
+    @_builtins.property
+    def edits(self) -> _containers.RepeatedCompositeFieldContainer[_edit_pb2.Edit]:
+        """Edits with stored directions, `Edit.direction`, that are made in training passes alone, in this order: of whole values of
+        modules. The trainer keeps the directions as they are when it is created. Of a server that does not know this field the
+        trainer that comes back has none.
+        """
+
     def __init__(
         self,
         *,
@@ -191,10 +200,11 @@ class TrainerSpec(_message.Message):
         saved_tensors: Global___SavedTensorsSpec | None = ...,
         ttl_s: _builtins.float | None = ...,
         lora: Global___LoraSpec | None = ...,
+        edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "head", b"head", "lora", b"lora", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "ttl_s", b"ttl_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "activation_checkpointing", b"activation_checkpointing", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "gradient_edits", b"gradient_edits", "head", b"head", "lora", b"lora", "losses", b"losses", "model_id", b"model_id", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "regularizers", b"regularizers", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "train_mode", b"train_mode", "trainable", b"trainable", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "activation_checkpointing", b"activation_checkpointing", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "edits", b"edits", "ema_decay", b"ema_decay", "gradient_edits", b"gradient_edits", "head", b"head", "lora", b"lora", "losses", b"losses", "model_id", b"model_id", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "regularizers", b"regularizers", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "train_mode", b"train_mode", "trainable", b"trainable", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accumulation: _TypeAlias = _typing.Literal["accumulation"]  # noqa: Y015
     _WhichOneofArgType__accumulation: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation"]  # noqa: Y015

@@ -206,7 +206,7 @@ def _register_all(
         "ServerService": ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes),
         "DirectionService": DirectionService(engine, parts.direction_store, lists.directions),
         "EditStoreService": EditStoreService(engine, parts.edit_store),
-        "TrainerService": TrainerService(parts.trainers),
+        "TrainerService": TrainerService(parts.trainers, lists.directions),
         "FitService": FitService(parts.fits, engine.limits.stall_timeout_s),
         "DatasetService": DatasetService(parts.datasets, engine.admission),
     }

@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 
 import trocar
+from tests.support.models.text_models import minilm_folder
 from tests.support.oracles.oracle import Array, noise
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar._cli import main
@@ -22,6 +23,7 @@ from trocar_server.config import ModelConfig
 MODELS = {
     "resnet18": ModelConfig(weights="random:0"),
     "other": ModelConfig(architecture="resnet18", weights="random:1"),
+    "mini": ModelConfig(source=f"hf:{minilm_folder()}"),
 }
 
 
@@ -203,6 +205,26 @@ def test_commands_print_draw_and_save(
     rsa = ("rsa", "resnet18", str(photos), "--tap", "layer1", "--tap", "layer4")
     assert "RSA" in run(*rsa, "--plot", str(tmp_path / "c.png"), "--rdms")
     assert len(json.loads(run(*rsa, "--json", "--distance", "euclidean"))["matrix"]) == 2
+
+
+def test_the_command_searches_texts(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, table = tmp_path / "headlines.txt", tmp_path / "near.csv"
+    file.write_text("Rain is coming from the north.\nProfits rose by a third.\nThe team won the final.\n")
+    near = ("nearest", "mini", "--at", "encoder.layer.5", "--server", server.address, "-k", "1")
+    asked = ("--query-text", "It will be wet tomorrow.", "--query-text", "They scored two goals.")
+    with pytest.raises(SystemExit) as ended:
+        main(["analyse", *near, "--text-file", str(file), *asked, "--json", "--out", str(table)])
+    assert ended.value.code == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["neighbours"][0]["index"] for row in rows] == [0, 2]
+    assert len(table.read_text().splitlines()) == 3
+    for wrong in (asked, ("photos", *asked), ("--text", "a"), ("--text", "a", "--query", "b.png")):
+        with pytest.raises(SystemExit) as ended:
+            main(["analyse", *near, *wrong])
+        assert ended.value.code == 2
+        assert "name either IMAGES and --query" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from tests.support.models.causal_models import CAUSAL, TEXTS, Hooked, save_causa
 from tests.support.models.text_models import save_text_model
 from tests.support.servers.footprint import hook_count
 from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.waiting import wait_until
 from trocar_server.engine.generate import generation
+from trocar_server.models import ModelState
 
 BLOCKS = {
     **dict.fromkeys(set(CAUSAL) - {"gpt2", "bloom", "opt", "neox"}, "model.layers.1"),
@@ -99,6 +102,26 @@ def test_tokens_logits_and_values_have_the_bits_of_transformers(
         assert [each.token_id for each in run.tokens[0].likely] == scores[0].topk(3).indices.tolist()
         np.testing.assert_array_equal(run[block], hooked.rows(path))
         assert run.positions(block) == tuple(range(len(ids) + COUNT - 1))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_last_token_needs_no_position(
+    client: trocar.Client, models: dict[str, Any], folders: Path, family: str
+) -> None:
+    ids = (ids_of(folders, TEXTS[1]) * 160)[:160]
+    for count in (1, 3):
+        prompt = ids[: 161 - count]
+        expected = generated(models[family], prompt, max_new_tokens=count)
+        run = client.generate(family, [prompt], max_new_tokens=count, stop_token_ids=[])
+        assert list(run.token_ids) == expected.sequences[0, len(prompt) :].tolist()
+    with pytest.raises(trocar.errors.InvalidArgumentError, match="may need 161 positions"):
+        client.generate(family, [ids], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[1, 2], []]])
+def test_a_prompt_without_tokens_is_refused(client: trocar.Client, prompts: list[list[int]]) -> None:
+    with pytest.raises(trocar.errors.EmptyBatchError, match="of the list is empty; a text has at least one"):
+        client.generate("llama", prompts)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3"])
@@ -241,6 +264,24 @@ def test_what_cannot_be_done_is_refused_before_anything_is_computed(
 ) -> None:
     with pytest.raises(trocar.TrocarError, match=problem):
         client.generate("llama", TEXTS[0], **options)
+
+
+def test_a_model_is_unloaded_behind_its_runs(
+    client: trocar.Client, server: RunningServer, models: dict[str, Any], folders: Path
+) -> None:
+    ids = ids_of(folders, TEXTS[0])
+    expected = generated(models["gpt2"], ids, max_new_tokens=120).sequences[0, len(ids) :].tolist()
+    # With a stop string each token waits until the one before was sent, so the run is longer.
+    run = client.generate("gpt2", [ids], max_new_tokens=120, stop_token_ids=[], stop=["no such text"])
+    next(iter(run))
+    with ThreadPoolExecutor() as pool, trocar.connect(server.address) as other:
+        unloading = pool.submit(other.unload, "gpt2")
+        wait_until(lambda: server.engine.catalogue.get("gpt2").state is not ModelState.LOADED)
+        with pytest.raises(trocar.errors.ModelNotLoadedError):
+            client.generate("gpt2", [ids], max_new_tokens=1)
+        assert list(run.finish().token_ids) == expected
+        unloading.result()
+    client.load("gpt2")
 
 
 def test_a_model_says_whether_it_generates(client: trocar.Client, models: dict[str, Any]) -> None:

@@ -143,6 +143,21 @@ def test_rules_and_losses_in_the_part_are_refused(
         step(client, "plain", **at_place)
 
 
+def test_edits_in_the_part_are_refused_and_around_it_made(client: trocar.Client) -> None:
+    losses = {}
+    for name in ("again", "plain"):
+        for place in (INSIDE, "first"):
+            direction = trocar.Direction.of(np.ones(client.extract(name, ROWS, place)[place].shape[1]))
+            client.store_direction(name, "axis", place, direction)
+            edits = [trocar.edit(place, "steer", "axis")]
+            if (name, place) == ("again", INSIDE):
+                with pytest.raises(trocar.errors.NotDifferentiableError, match=AGAIN):
+                    step(client, name, edits=edits)
+            else:
+                losses[name, place] = step(client, name, edits=edits)["loss"]
+    assert losses["again", "first"] == pytest.approx(losses["plain", "first"], rel=1e-6)
+
+
 def placed(rule: Any, place: str) -> Any:
     """Return a rule or loss with its place."""
     texts = {

@@ -9,6 +9,7 @@ import resource
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf.struct_pb2 import Struct, Value
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from tests.support.servers.running_server import running_server
 from tests.support.wire.random_trainers import FITS, INT64, TEXT, specs, struct
 from tests.support.wire.wire import chunk, raw_channel, tensor, unary_call
 from trocar._transport.rpc_errors import error_from_rpc
-from trocar_api.v1 import fit_pb2, tensor_pb2
+from trocar_api.v1 import edit_pb2, fit_pb2, tensor_pb2
 from trocar_api.v1 import trainer_pb2 as pb
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 @pytest.fixture(scope="module")
 def client(running: RunningServer) -> Iterator[trocar.Client]:
     with trocar.connect(running.address) as connected:
+        width = connected.extract("tiny", BATCH[0], "conv")["conv"].shape[1]
+        connected.store_direction("tiny", "axis", "conv", trocar.Direction.of(np.ones(width), mean_norm=1.0))
         yield connected
 
 
@@ -245,6 +248,10 @@ LARGE: dict[str, pb.TrainerSpec] = {
     "wrong losses": pb.TrainerSpec(model_id="tiny", losses=[pb.LossSpec(name="x")] * 200_000),
     "rules": pb.TrainerSpec(
         model_id="tiny", gradient_edits=[pb.GradientEditSpec(selector="fc", name="zero")] * 150_000
+    ),
+    "edits": pb.TrainerSpec(
+        model_id="tiny",
+        edits=[edit_pb2.Edit(selector="conv", direction=edit_pb2.DirectionEdit(name="axis"))] * 150_000,
     ),
     "groups": pb.TrainerSpec(
         model_id="tiny",

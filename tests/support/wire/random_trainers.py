@@ -5,7 +5,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import NULL_VALUE, ListValue, Struct, Value
 from hypothesis import strategies as st
 
-from trocar_api.v1 import fit_pb2
+from trocar_api.v1 import edit_pb2, fit_pb2
 from trocar_api.v1 import trainer_pb2 as pb
 
 INT32 = st.sampled_from([0, 1, 2, -1, 7, 65_536, 1_000_000, -(1 << 31), (1 << 31) - 1])
@@ -138,6 +138,29 @@ RULES = st.builds(
     name=name("clamp", "scale", "noise", "normalise", "zero"),
     options=maybe(OPTIONS),
 )
+DIRECTIONS: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.builds(
+        edit_pb2.DirectionSteer, alpha=maybe(DOUBLE), keeps_norm=st.booleans(), is_relative=st.booleans()
+    ).map(lambda message: {"steer": message}),
+    st.builds(edit_pb2.DirectionCap, low=maybe(DOUBLE), high=maybe(DOUBLE)).map(
+        lambda message: {"cap": message}
+    ),
+    st.just({"project_out": True}),
+    st.just({}),
+)
+EDITS = st.builds(
+    lambda selector, kind, channel_dim, units, named: edit_pb2.Edit(
+        selector=selector,
+        channel_dim=channel_dim,
+        direction=edit_pb2.DirectionEdit(name=named, units=units, **kind),
+    ),
+    st.sampled_from(["conv", "conv", "conv", "fc/in", "**", "", "conv/grad_out", "("]),
+    DIRECTIONS,
+    st.sampled_from([None, None, None, 1, 0, -7, 1 << 30]),
+    st.sampled_from([0, 1, 2, 9]),
+    st.sampled_from(["axis", "axis", "axis", "", "no", "../x"]),
+)
+"""Of the direction `axis`, at `conv`, if there is one."""
 SAVED = st.builds(
     pb.SavedTensorsSpec,
     store=maybe(name("none", "host", "spool")),
@@ -159,6 +182,7 @@ SPECS: dict[str, st.SearchStrategy[Any]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "gradient_edits": st.lists(RULES, max_size=2),
+    "edits": st.lists(EDITS, max_size=2),
     "clip_norm": DOUBLE,
     "accumulation": INT32,
     "precision": name("float32", "bf16"),

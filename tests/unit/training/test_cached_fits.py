@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.training.fits import dataset, fit_of, run_fit, shown_core
-from tests.unit.training.trainers import TinyNet, assert_same, by_name, tiny
+from tests.unit.training.trainers import TinyNet, assert_same, by_name, tiny, value_edit
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.core import TrainerCore
 
@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "input of a tap": {
         "losses": [{"name": "cross_entropy"}, {"name": "l1_norm", "selector": "block/in", "weight": 0.1}],
     },
+    "edit in the frozen part": {"edits": [value_edit("stem.1", "steer", range(8), alpha=0.1)]},
+    "edit in the trained part": {"edits": [value_edit("block/in", "project_out", [range(8)])]},
     "accumulation": {"accumulation": 3, "clip_norm": 0.1},
     "average": {"ema_decay": 0.8},
     "lbfgs": {"optimizer": {"name": "lbfgs", "options": {"lr": 0.1, "max_iter": 3}}},

@@ -1,9 +1,11 @@
 """Trainers and batches for tests."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +67,19 @@ def core_of(
     """Make a trainer from the fields of its spec, as JSON would give them."""
     spec = TrainerSpec.model_validate({"model_id": "m", **fields})
     return TrainerCore(base, spec, teachers or {}, scratch)
+
+
+def value_edit(selector: str, name: str, vectors: object, **options: Any) -> dict[str, Any]:
+    """Return an edit of a spec, with vectors of shape (channels,) or (vectors, channels)."""
+    numbers = np.asarray(vectors, "<f8")
+    return {
+        "selector": selector,
+        "name": name,
+        "options": options,
+        "shape": numbers.shape,
+        "vectors": b64encode(numbers.tobytes()).decode(),
+        "sent": "",
+    }
 
 
 def net(owner: TrainerCore | HostedModel) -> Any:

@@ -20,13 +20,15 @@ from trocar_server.engine.execute.collecting import Collected, PassSpec
 from trocar_server.engine.execute.eager import Eager
 from trocar_server.engine.generate.placing import Placing, Span
 from trocar_server.engine.generate.sampling import Choice, Sampler
+from trocar_server.engine.generate.stop_gate import StopGate
+from trocar_server.engine.generate.text_taps import TextTaps
 from trocar_server.engine.request.plan import TensorInput
 from trocar_server.engine.resolve.planner import Resolved
 from trocar_server.engine.resolve.tap_outputs import TapTarget
 from trocar_server.engine.run.bound_call import BoundCall, Prepared
 from trocar_server.engine.run.logit_lens import heads_of
 from trocar_server.engine.run.pass_errors import domain_errors
-from trocar_server.engine.run.pass_result import NO_HEADS, FeatureMap, finish_pass
+from trocar_server.engine.run.pass_result import NO_HEADS, FeatureMap, Operands, finish_pass, not_collected
 from trocar_server.engine.run.ready import Ready, make_ready
 from trocar_server.engine.schedule.lease import Replica, StateWrittenError
 from trocar_server.engine.transfer import Copies, this_thread
@@ -59,6 +61,8 @@ class DecodedPass:
     edited: Mapping[int, tuple[int, int]]
     compute_s: float
     copies: Copies | None
+    is_stopped: bool = False
+    """Whether the gate that ends the text is open at its last position."""
 
 
 class Decoding:
@@ -66,10 +70,11 @@ class Decoding:
 
     Args:
         causal: The model.
-        prepared: Its prompt, taps and edits; the last tap is that of the logits.
+        prepared: Its prompt, taps and edits, and `own_taps`.
         sampler: Chooses its tokens.
         placing: The positions of its taps and edits.
         guard: Stops its passes.
+        stop_when: The gate that ends the text; None for none.
 
     Attributes:
         prompt: The ids of the prompt.
@@ -83,8 +88,10 @@ class Decoding:
         sampler: Sampler,
         placing: Placing,
         guard: PassGuard,
+        stop_when: StopGate | None = None,
     ) -> None:
         self._placing = placing
+        self._stop_when = stop_when
         self.prompt = prompt_of(prepared)
         self.generated: list[int] = []
         self._causal = causal
@@ -132,16 +139,17 @@ class Decoding:
         ready = self._ready = self._ready or self._made_ready(executor)
         hosted = ready.bound.checked.deployment.hosted
         arguments = self._causal.arguments(ids, first, self._cache, hosted.device)
-        *taps, logits = ready.resolved.targets
-        wanted = [target for target in taps if self._placing.wants(target, span)]
-        names = [target.target.name for target in (*wanted, logits)]
+        taps = TextTaps.of(ready.bound.checked.plan, ready.resolved.targets)
+        wanted = [target for target in taps.asked if self._placing.wants(target, span)]
+        own = [taps.logits] if taps.stop is None else [taps.logits, taps.stop]
+        names = [target.target.name for target in (*wanted, *own)]
         spec = self._placing.spec(ready.call.pass_spec, span, names, _shapes(ready.resolved))
         if len(self.generated) == 1:
             spec = replace(spec, targets=[*spec.targets, *self._placing.probes(ready.call.pass_spec)])
         call = replace(ready.call, arguments=([], arguments), pass_spec=spec)
         (collected,) = executor.run([call])
         with torch.inference_mode() if call.is_inference else torch.no_grad():
-            return self._finished(ready, wanted, spec, collected, span, started)
+            return self._finished(ready, taps, wanted, spec, collected, span, started)
 
     def _made_ready(self, executor: Eager) -> Ready:
         """Resolve the request for the prompt; each pass calls the same modules, on fewer tokens."""
@@ -152,18 +160,20 @@ class Decoding:
     def _finished(
         self,
         ready: Ready,
+        own: TextTaps,
         wanted: Sequence[TapTarget],
         spec: PassSpec,
         collected: Collected,
         span: Span,
         started: float,
     ) -> DecodedPass:
-        logits, placing = ready.resolved.targets[-1], self._placing
+        placing = self._placing
         placing.check_probes(spec, collected)
-        scores = collected.values[logits.target.name][0, -1].float()
+        scores = collected.values[own.logits.target.name][0, -1].float()
         choice = self._sampler.choose(scores, self.prompt, self.generated)
         self.generated.append(choice.token_id)
         taps = ready.bound.operands.taps
+        is_stopped = own.stop is not None and self._is_stopped(own.stop, collected, taps)
         values: dict[str, torch.Tensor] = {}
         positions: dict[str, Sequence[int]] = {}
         for target in wanted:
@@ -178,7 +188,17 @@ class Decoding:
         edited = placing.edited(spec, span, collected)
         maps = result.feature_maps
         compute_s = result.compute_s
-        return DecodedPass(span.first, span.count, choice, maps, positions, edited, compute_s, copies)
+        return DecodedPass(
+            span.first, span.count, choice, maps, positions, edited, compute_s, copies, is_stopped
+        )
+
+    def _is_stopped(self, target: TapTarget, collected: Collected, operands: Operands) -> bool:
+        """Return whether the gate that ends the text is open; see Note: [Stop gates]."""
+        name, gate = target.target.name, self._stop_when
+        assert gate is not None  # it has the target
+        if name not in collected.values:
+            raise not_collected(target)
+        return gate.is_open(target, collected.values[name], operands[target.tap_index])
 
     def _check_rows(self, target: TapTarget, value: torch.Tensor) -> None:
         """Refuse values whose rows have another shape in each pass, such as scores of all keys."""

@@ -18,22 +18,21 @@ from trocar_server.engine.generate.model_sampling import with_model_sampling
 from trocar_server.engine.generate.placing import Placing
 from trocar_server.engine.generate.sampling import Sampler, Sampling
 from trocar_server.engine.generate.steps import LEASE_S, MOST_AHEAD, End, Step, Steps
+from trocar_server.engine.generate.text_taps import TextTaps, own_taps
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
-from trocar_server.engine.request.plan import Payloads, Plan, TapRequest, TensorInput
+from trocar_server.engine.request.plan import Payloads, Plan, TensorInput
 from trocar_server.engine.resolve.edit_resolution import Expansions
 from trocar_server.engine.run.bound_call import Prepared
 from trocar_server.engine.run.checks import Checks
 from trocar_server.engine.schedule.device import device_user
+from trocar_server.engine.schedule.lease import ReplicaPool
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_meta_replica
 from trocar_server.models.huggingface.causal import CacheSize, CausalModel
-from trocar_server.surgery import PassGuard, parse_selector
+from trocar_server.surgery import PassGuard
 from trocar_server.tasks import ended
 from trocar_server.tensors.reductions import Lens, Readout, Reduction
-
-LOGITS = TapRequest(parse_selector('/out["logits"]'), alias="logits of the next token", values=False)
-"""Behind the taps of the caller."""
 
 _OF_TEXTS = frozenset(("input_ids", "attention_mask", "position_ids", "token_type_ids"))
 """The arguments that a text becomes; each pass gets its own."""
@@ -46,7 +45,7 @@ class Prompt:
     """A prompt whose request is checked.
 
     Attributes:
-        prepared: Its request, as if it were the only prompt; the last tap is that of the logits.
+        prepared: Its request, as if it were the only prompt, with `own_taps`.
         ids: Its tokens.
         placing: The positions of the taps and edits in its text.
     """
@@ -115,7 +114,14 @@ class Continuation:
         sampling = generation.started.sampling
         device = prepared.checked.deployment.hosted.device
         sampler = Sampler(sampling, device, self.prompt, self.sample)
-        decoding = Decoding(generation.causal, prepared, sampler, self._prompt.placing, generation.guard)
+        decoding = Decoding(
+            generation.causal,
+            prepared,
+            sampler,
+            self._prompt.placing,
+            generation.guard,
+            sampling.stop_when,
+        )
         steps = Steps(1 if sampling.stop else MOST_AHEAD)
         with generation.caches.kept(generation.started.cache_bytes):
             running = asyncio.create_task(self._run(decoding, steps))
@@ -172,6 +178,8 @@ class Continuation:
         sampling = self._generation.started.sampling
         if decoded.choice.token_id in (sampling.stop_token_ids or ()):
             return End.STOP_TOKEN
+        if decoded.is_stopped:
+            return End.GATE
         return End.LENGTH if count >= sampling.max_new_tokens else None
 
     async def _count(self, step: Step) -> None:
@@ -221,9 +229,14 @@ class Generation:
         return self.prompts[0].prepared.checked.deployment.hosted
 
     @property
+    def pool(self) -> ReplicaPool:
+        """The model's replicas."""
+        return self.prompts[0].prepared.checked.deployment.pool
+
+    @property
     def step_s(self) -> float:
         """About how long its next pass takes, in seconds; 0 while too few passes were observed."""
-        return self.prompts[0].prepared.checked.deployment.pool.throughput.known_seconds()
+        return self.pool.throughput.known_seconds()
 
     def continuations(self) -> Iterator[Continuation]:
         """Yield each sequence: the samples of the first prompt, then of the next; one is run at a time."""
@@ -274,7 +287,7 @@ async def start(
         size = deployment.cache_size = await run(partial(_cache_size, causal, deployment), guard, deadline)
     cache_bytes = size.of(length)
     _check_cache(cache_bytes, length, longest.prepared.checked)
-    expansions, edits = resolved.expansions[:-1], resolved.surgery.expansions
+    expansions, edits = resolved.expansions[: -len(own_taps(sampling))], resolved.surgery.expansions
     started = Started(tuple(prompt.ids for prompt in prompts), expansions, edits, sampling, cache_bytes)
     return Generation(prompts, causal, started, run, is_awaited, deadline, guard, caches)
 
@@ -295,12 +308,16 @@ async def _prompt(
     plan, payloads = request
     plan = replace(plan, inputs=bound_inputs(deployment.hosted, plan.inputs))
     _check_request(plan)
-    checked = await checks.check(replace(plan, taps=(*plan.taps, LOGITS)), deadline)
+    checked = await checks.check(replace(plan, taps=(*plan.taps, *own_taps(sampling))), deadline)
     if checked.resolved is None:
         raise checked.doubt or ServiceError(
             ErrorReason.INVALID_ARGUMENT, "which modules this model calls depends on its data"
         )
-    check_taps(checked.resolved.targets[:-1])
+    taps = TextTaps.of(checked.plan, checked.resolved.targets)
+    check_taps(taps.asked)
+    if sampling.stop_when is not None and taps.stop is not None:
+        sampling.stop_when.check(taps.stop)
+        payloads = replace(payloads, taps=[*payloads.taps, *sampling.stop_when.operands])
     prepared = Prepared(checked, payloads, *checked.no_images)
     ids = tuple(prompt_of(prepared))
     _check_length(causal, len(ids), sampling)
@@ -384,9 +401,10 @@ def _check_length(causal: CausalModel, prompt: int, sampling: Sampling) -> None:
             f"so positions would have two values; with {prompt:,} tokens in the prompt, give max_new_tokens "
             f"of at most {switch - prompt + 1:,}, or a prompt of more than {switch:,}",
         )
-    if most is not None and prompt + sampling.max_new_tokens > most:
+    needed = prompt + sampling.max_new_tokens - 1  # the last token is not fed
+    if most is not None and needed > most:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
             f"the prompt has {prompt:,} tokens, and with max_new_tokens={sampling.max_new_tokens:,} the text "
-            f"may need {prompt + sampling.max_new_tokens:,} positions; the model has {most:,}",
+            f"may need {needed:,} positions, as the last token is not fed; the model has {most:,}",
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.generate.stop_gate import StopGate
 from trocar_server.errors import ServiceError
 
 MAX_LOGPROBS = 1024
@@ -30,6 +31,7 @@ class Sampling:
         seed: Of the draws.
         stop_token_ids: Tokens that end the text; the model's own when None.
         stop: Texts that end the text.
+        stop_when: A gate that ends the text; None for none.
         logprobs: The number of most likely tokens to report.
         sample_count: The samples of each prompt.
         sample_index: The index of the first of them.
@@ -52,6 +54,7 @@ class Sampling:
     sample_count: int = 1
     sample_index: int = 0
     is_of_model: bool = False
+    stop_when: StopGate | None = None
 
     @property
     def filled(self) -> "Sampling":

@@ -34,6 +34,7 @@ class End(Enum):
     LENGTH = auto()
     STOP_TOKEN = auto()
     STOP_STRING = auto()
+    GATE = auto()
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def finish_pass(
         if target.target.name not in values:
             if target.target.is_gradient and target.tap.selector.is_plural:
                 continue  # a pattern names it, and the objective does not depend on it
-            raise _not_collected(target)
+            raise not_collected(target)
         if target.tap.is_plain:
             output, value = target.outputs[0], values[target.target.name]
             if value.shape != output.shape or value.dtype is not output.dtype:
@@ -131,7 +131,7 @@ def finish_pass(
     )
 
 
-def _not_collected(target: TapTarget) -> ServiceError:
+def not_collected(target: TapTarget) -> ServiceError:
     """Error for a value that the pass did not compute."""
     name = target.target.name
     if target.target.is_gradient:

@@ -160,6 +160,7 @@ class ReplicaPool:
         self._count = len(replicas)
         self._max_queue = max_queue
         self._is_closed = False
+        self._run_count = 0
         self._at_rest: asyncio.Event = asyncio.Event()
         self.throughput = PassThroughput()
         self.pace = Pace()
@@ -194,6 +195,22 @@ class ReplicaPool:
         """Return the number of waiting calls by flow."""
         return {flow: count for flow, count in self._line.flows() if count}
 
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Keep the pool for the steps of a run: `drain` waits until the context ends.
+
+        Raises:
+            ServiceError: `MODEL_NOT_LOADED`, the pool is drained.
+        """
+        if self._is_closed:
+            raise _unloaded()
+        self._run_count += 1
+        try:
+            yield
+        finally:
+            self._run_count -= 1
+            self._rest()
+
     @asynccontextmanager
     async def lease(
         self,
@@ -212,7 +229,7 @@ class ReplicaPool:
             rows: Samples of the batch; the cost is estimated from the model's throughput so far.
             priority: Order among the flow's own calls.
             flow: The flow that is charged; that of the current call when None.
-            is_step: Whether it is for some of many steps of a run, whose throughput its caller observes.
+            is_step: Whether it is for some steps of a run that is open, whose throughput its caller observes.
 
         Raises:
             ServiceError: `SERVER_BUSY` when the queue is full, no replica was free in time, or none is
@@ -220,7 +237,7 @@ class ReplicaPool:
         """
         request = LeaseRequest(current_flow() if flow is None else flow, rows, priority, is_step)
         cost = max(self.throughput.seconds(rows), _LEAST_COST_S)
-        if self._free and not self._is_closed:
+        if self._free and (is_step or not self._is_closed):
             replica = self._free.popleft()
             self._unpaid[id(request)] = request.flow, cost
         else:
@@ -252,7 +269,7 @@ class ReplicaPool:
             self._place_for(request)
 
     async def drain(self) -> None:
-        """Refuse new calls, serve the waiting ones, and return when every replica is returned."""
+        """Refuse new calls, serve the waiting ones and runs, and return when every replica is returned."""
         self._is_closed = True
         self._rest()
         await self._at_rest.wait()
@@ -277,8 +294,8 @@ class ReplicaPool:
         self._unpaid.clear()
 
     async def _wait(self, request: LeaseRequest, cost: float, deadline: float | None) -> Replica:
-        if self._is_closed:
-            raise ServiceError(ErrorReason.MODEL_NOT_LOADED, "the model was unloaded; load it first")
+        if self._is_closed and not request.is_step:
+            raise _unloaded()
         patience_s = patience(deadline)
         self._refuse_late(request, patience_s)
         self._make_room(request)
@@ -359,11 +376,16 @@ class ReplicaPool:
             self._rest()
 
     def _rest(self) -> None:
-        if self._is_closed and not self._line and len(self._free) == self._count:
+        is_idle = not self._line and not self._run_count and len(self._free) == self._count
+        if self._is_closed and is_idle:
             self._at_rest.set()
 
     def _busy(self, request: LeaseRequest, problem: str) -> ServiceError:
         return busy(f"{problem}; try again later", self.wait_s(request))
+
+
+def _unloaded() -> ServiceError:
+    return ServiceError(ErrorReason.MODEL_NOT_LOADED, "the model was unloaded; load it first")
 
 
 def patience(deadline: float | None) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import edit_pb2 as pb
+from trocar_api.v1.position_pb2 import Gate as GateMessage
 from trocar_api.v1.position_pb2 import Positions
 from trocar_server.engine.request.payload_layout import NO_STORED
 from trocar_server.engine.request.plan import EditRequest, Payload
@@ -120,9 +121,7 @@ def _stored(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | Non
 def _with_direction(field: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> EditRequest:
     """Return an edit with a stored direction, whose tensor does not travel with the call."""
     if stored is None or field not in stored:
-        raise invalid(
-            f"{field}.direction", "a stored list or a trainer takes no direction; name it with the call"
-        )
+        raise invalid(f"{field}.direction", "a stored list takes no direction; name it with the call")
     request = _request(field, message, stored[field].edits[0].edit.operation, None, stored)
     return replace(request, stored=field)
 
@@ -146,7 +145,9 @@ def _request(
     positions, gate_name, chosen = None, "", message.positions
     if chosen.HasField("when"):
         gate_name = gate_field(field)
-        edit = replace(edit, gate=_gate(gate_name, message, stored))
+        if stored is None or gate_name not in stored:
+            raise invalid(gate_name, "a stored list takes no gate; name it with the call")
+        edit = replace(edit, gate=gate_from_wire(gate_name, chosen.when, stored[gate_name]))
         chosen = Positions()
         chosen.CopyFrom(message.positions)
         chosen.ClearField("when")
@@ -176,12 +177,18 @@ def gate_field(field: str) -> str:
     return f"{field}.positions.when"
 
 
-def _gate(name: str, message: pb.Edit, stored: Mapping[str, StoredList] | None) -> Gate:
-    """Return the gate of an edit; its tensors do not travel with the call."""
-    if stored is None or name not in stored:
-        raise invalid(name, "a stored list or a trainer takes no gate; name it with the call")
-    when = message.positions.when
-    place, readout = stored[name].readouts[0]
+def gate_from_wire(name: str, when: GateMessage, direction: StoredList) -> Gate:
+    """Convert and check a gate; its tensors do not travel with the call.
+
+    Args:
+        name: Its name in errors.
+        when: As received.
+        direction: What it reads.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT` or `NON_FINITE_VALUE`, with the field named.
+    """
+    place, readout = direction.readouts[0]
     vectors, bias = readout.operands()
     limits = {end: getattr(when, end) for end in ("above", "below") if when.HasField(end)}
     if not all(map(math.isfinite, limits.values())):

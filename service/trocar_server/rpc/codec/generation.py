@@ -1,17 +1,21 @@
 """Codec of generation: options from the wire, and what happened to it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trocar_api.v1 import generation_pb2 as pb
 from trocar_api.v1.extraction_pb2 import TokenIds
+from trocar_api.v1.position_pb2 import Gate as GateMessage
 from trocar_server.engine.generate.decoding import DecodedPass
 from trocar_server.engine.generate.generation import Continuation, Started
 from trocar_server.engine.generate.prompts import MAX_SEQUENCES
 from trocar_server.engine.generate.sampling import MAX_LOGPROBS, Sampling
 from trocar_server.engine.generate.steps import End
+from trocar_server.engine.generate.stop_gate import STOP_WHEN, StopGate
+from trocar_server.rpc.codec.edits import NO_LISTS, StoredList, gate_from_wire
 from trocar_server.rpc.codec.fields import check_count, invalid
 from trocar_server.rpc.codec.replies import edit_expansions_to_wire, expansions_to_wire
+from trocar_server.rpc.codec.stored.named_directions import NO_GATES, Gates
 from trocar_server.rpc.codec.text import sendable
 
 _MAX_NEW_TOKENS = 1 << 20
@@ -21,11 +25,23 @@ _REASONS = {
     End.LENGTH: pb.FINISH_REASON_LENGTH,
     End.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
     End.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
+    End.GATE: pb.FINISH_REASON_GATE,
 }
 
 
-def sampling_from_wire(options: pb.GenerationOptions) -> Sampling:
+def gates_of(options: pb.GenerationOptions) -> Gates:
+    """Return the gates of a run's options, whose directions are to be found."""
+    return {STOP_WHEN: options.stop_when} if options.HasField("stop_when") else NO_GATES
+
+
+def sampling_from_wire(
+    options: pb.GenerationOptions, stored: Mapping[str, StoredList] = NO_LISTS
+) -> Sampling:
     """Convert and check the options of a run.
+
+    Args:
+        options: As received.
+        stored: What the directions of `gates_of` stand for, by their fields.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT`, with the field named.
@@ -50,7 +66,12 @@ def sampling_from_wire(options: pb.GenerationOptions) -> Sampling:
         sample_count=_whole("n", options, 1, MAX_SEQUENCES),
         sample_index=options.sample_index,
         is_of_model=options.sampling == pb.SAMPLING_SOURCE_MODEL,
+        stop_when=_stop_gate(options.stop_when, stored[STOP_WHEN]) if STOP_WHEN in stored else None,
     )
+
+
+def _stop_gate(when: GateMessage, direction: StoredList) -> StopGate:
+    return StopGate(when.direction, gate_from_wire(STOP_WHEN, when, direction), direction.operands)
 
 
 def _check_counts(options: pb.GenerationOptions) -> None:
@@ -150,7 +171,13 @@ def _options_to_wire(sampling: Sampling) -> pb.GenerationOptions:
         n=sampling.sample_count,
         sample_index=sampling.sample_index,
         sampling=pb.SAMPLING_SOURCE_MODEL if sampling.is_of_model else pb.SAMPLING_SOURCE_UNSPECIFIED,
+        stop_when=None if sampling.stop_when is None else _gate_to_wire(sampling.stop_when),
     )
+
+
+def _gate_to_wire(stop: StopGate) -> GateMessage:
+    gate = stop.gate
+    return GateMessage(direction=stop.direction, place=gate.place, above=gate.above, below=gate.below)
 
 
 def token_to_wire(

@@ -4,7 +4,8 @@ Fields have the same names on both sides, so there is no code for each of them.
 """
 
 import math
-from collections.abc import MutableSequence
+from base64 import b64decode
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
@@ -13,11 +14,12 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import fit_pb2, trainer_pb2
+from trocar_api.v1.edit_pb2 import Edit
 from trocar_server.training.checks.spec_checks import parse_spec
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.spec.fit_validation import parse_fit_spec
 from trocar_server.training.spec.problems import Problems
-from trocar_server.training.spec.trainer_spec import TrainerSpec
+from trocar_server.training.spec.trainer_spec import TrainerSpec, ValueEditSpec
 
 _MAX_ENTRIES = 1024
 """Limit of one list: more parts of a model are not named one by one."""
@@ -29,13 +31,18 @@ _EXACT = 1 << 53
 """Up to here a float represents every integer exactly."""
 
 
-def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
+def trainer_spec(message: trainer_pb2.TrainerSpec, edits: Sequence[ValueEditSpec] = ()) -> TrainerSpec:
     """Read a trainer's spec.
+
+    Args:
+        message: The spec.
+        edits: What its edits stand for; see `trainer_edits`.
 
     Raises:
         ServiceError: `TRAINER_INVALID` with every structural problem.
     """
-    return parse_spec(_checked(message, ErrorReason.TRAINER_INVALID))
+    described = _without_edits(message) if message.edits else message
+    return parse_spec({**_checked(described, ErrorReason.TRAINER_INVALID), "edits": tuple(edits)})
 
 
 def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
@@ -49,7 +56,17 @@ def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
 
 def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
     """Spec of a trainer as a message, with defaults filled in."""
-    return ParseDict(spec.model_dump(mode="json", exclude_none=True), trainer_pb2.TrainerSpec())
+    fields = spec.model_dump(mode="json", exclude_none=True, exclude={"edits"})
+    message: trainer_pb2.TrainerSpec = ParseDict(fields, trainer_pb2.TrainerSpec())
+    message.edits.extend(Edit.FromString(b64decode(edit.sent)) for edit in spec.edits)
+    return message
+
+
+def _without_edits(message: trainer_pb2.TrainerSpec) -> trainer_pb2.TrainerSpec:
+    result = trainer_pb2.TrainerSpec()
+    result.CopyFrom(message)
+    result.ClearField("edits")
+    return result
 
 
 class _Reading:

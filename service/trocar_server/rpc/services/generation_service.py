@@ -31,6 +31,7 @@ from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.edits import tensors_of
 from trocar_server.rpc.codec.extract_requests import to_plan
 from trocar_server.rpc.codec.generation import (
+    gates_of,
     sampling_from_wire,
     sequence_to_wire,
     started_to_wire,
@@ -109,6 +110,7 @@ class GenerationService:
                 await held.enter_async_context(trainer.unchanged())
         with phase("check"):
             generation = await engine.start_generation(prompts, sampling, deadline)
+        held.enter_context(generation.pool.run())
         reservation.expect(generation.step_s)
         held.callback(reservation.computed)
         reservation.reserve(generation.started.cache_bytes)
@@ -127,8 +129,9 @@ class GenerationService:
         message, chunks = read_message(pb.GenerateRequest, first)
         request = await with_adapter(self._trainers, message.extraction, principal)
         note_model(request.model_id)
-        sampling = sampling_from_wire(message.options)
-        stored = await self._lists.find(principal, request.model_id, request.edits, request.taps)
+        gates = gates_of(message.options)
+        stored = await self._lists.find(principal, request.model_id, request.edits, request.taps, gates)
+        sampling = sampling_from_wire(message.options, stored)
         plan, byte_counts = to_plan(request, engine.limits, stored, needs_taps=False)
         CausalModel.of(engine.deployment(plan.model_id).hosted)  # before its tokenizer is looked for
         reservation.check(sum(byte_counts), 1)

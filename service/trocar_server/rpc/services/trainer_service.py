@@ -14,6 +14,8 @@ from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.call.repeated import is_repeated
 from trocar_server.rpc.codec.fields import check_request_id, invalid
+from trocar_server.rpc.codec.stored.named_directions import NamedDirections
+from trocar_server.rpc.codec.stored.trainer_edits import trainer_edits
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.trainer_specs import spec_message, trainer_spec
 from trocar_server.rpc.listen.registration import Handler
@@ -32,10 +34,16 @@ _MAX_NOTE_CHARACTERS = 256
 
 
 class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
-    """Servicer of trainers."""
+    """Servicer of trainers.
 
-    def __init__(self, trainers: Trainers) -> None:
+    Args:
+        trainers: The trainers.
+        directions: Resolves the directions of their edits.
+    """
+
+    def __init__(self, trainers: Trainers, directions: NamedDirections) -> None:
         self._trainers = trainers
+        self._directions = directions
         self._batches = BatchPlans()
 
     async def CreateTrainer(
@@ -43,8 +51,12 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> pb.CreateTrainerResponse:
         """Create a trainer."""
         check_request_id(request.request_id)
-        spec = trainer_spec(request.spec)
-        trainer = await self._trainers.create(principal_of(context), spec, request.request_id)
+        principal, sent = principal_of(context), request.spec
+        await self._trainers.ready.wait()  # until then published models may be missing
+        max_edits = self._trainers.engine.limits.max_edits
+        edits = await trainer_edits(self._directions, principal, sent.model_id, sent.edits, max_edits)
+        spec = trainer_spec(sent, edits)
+        trainer = await self._trainers.create(principal, spec, request.request_id)
         return pb.CreateTrainerResponse(trainer=await self._message(trainer))
 
     async def GetTrainer(self, request: pb.GetTrainerRequest, context: CallContext) -> pb.GetTrainerResponse:

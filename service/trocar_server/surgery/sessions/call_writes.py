@@ -16,6 +16,7 @@ from torch import nn
 from trocar_server.surgery.ports import Arguments
 from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.sessions.hooks import hook_calls
+from trocar_server.surgery.sessions.reruns import call_again
 from trocar_server.surgery.sessions.starting import laid_out
 from trocar_server.surgery.sessions.taps import Collector
 from trocar_server.surgery.structure import Picks, leaves, pick, put
@@ -141,12 +142,14 @@ class ModuleWrites:
     def open_first(self, handles: ExitStack) -> None:
         """Register hooks that run before all sessions' hooks."""
         for path, module in self._modules.items():
-            hook_calls(module, handles, partial(self._note_inputs, path), partial(self._note_writes, path))
+            note = partial(self._note_inputs, path), partial(self._note_writes, path)
+            hook_calls(module, handles, *note, partial(call_again, path))
 
     def open_last(self, handles: ExitStack) -> None:
         """Register hooks that run after all sessions' hooks."""
         for path, module in self._modules.items():
-            hook_calls(module, handles, partial(self._copy_inputs, path), partial(self._settle, path))
+            carry = partial(self._copy_inputs, path), partial(self._settle, path)
+            hook_calls(module, handles, *carry, partial(call_again, path))
 
     def _note_inputs(
         self, path: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]

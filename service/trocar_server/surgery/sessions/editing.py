@@ -9,7 +9,7 @@ parameter for as long as the session is open.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from torch import nn
 from trocar_server.surgery.parameter_swaps import ParameterSwaps
 from trocar_server.surgery.ports import Arguments, CallPorts, Parameters, parameters_of
 from trocar_server.surgery.sessions.hooks import Session, hook_calls
+from trocar_server.surgery.sessions.reruns import call_again
 from trocar_server.surgery.sessions.taps import CallsDifferError, Collector, Target, ValueMissingError
 from trocar_server.surgery.structure import Picks, pick, put
 from trocar_server.tensors.edits import Edit, Skip, edit_value
@@ -125,7 +126,7 @@ class EditSession(Session):
         for entry in self._of_parameters:
             self._edit_parameter(swaps, entry)
         for path, entries in self._of_calls.items():
-            self._register(self._model.get_submodule(path), entries)
+            self._register(path, entries)
 
     def _edit_parameter(self, swaps: ParameterSwaps, entry: EditTarget) -> None:
         path, name = entry.target.path, entry.target.parameter or ""
@@ -135,8 +136,9 @@ class EditSession(Session):
             raise ValueMissingError(entry.target.name) from None
         swaps.replace(path, name, edit_value(entry.edit, value, entry.operands))
 
-    def _register(self, module: nn.Module, entries: Sequence[EditTarget]) -> None:
+    def _register(self, path: str, entries: Sequence[EditTarget]) -> None:
         """Register the edits at the selected calls of a module."""
+        module = self._model.get_submodule(path)
         skips = {entry.target.call: entry for entry in entries if isinstance(entry.edit.operation, Skip)}
         of_calls = edits_by_call([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
         kept: dict[int, Inputs] = {}
@@ -163,7 +165,7 @@ class EditSession(Session):
                 output = self._edited(entry, {"out": output}, inputs)
             return output if wanted else None
 
-        hook_calls(module, self._handles, enter, leave)
+        hook_calls(module, self._handles, enter, leave, partial(call_again, path))
 
     def _edited(self, entry: EditTarget, ports: Mapping[str, Any], inputs: "Inputs") -> Any:
         """Return a port's value with one edit applied."""
@@ -239,12 +241,19 @@ def _edited_part(
 ) -> torch.Tensor:
     """Return an edited value; the edit sees it in the shape of `Target.view`. See Note: [Packed heads]."""
     view = entry.target.view
-    if not view:
-        return edit_value(entry.edit, value, entry.operands, other, gate(value))
-    if math.prod(value.shape[:-1]) != math.prod(view[:-1]):
-        raise CallsDifferError(entry.target.name)
-    seen = value.reshape(view)
-    return edit_value(entry.edit, seen, entry.operands, other, gate(seen)).reshape(value.shape)
+    with _without_autocast(value.device):
+        if not view:
+            return edit_value(entry.edit, value, entry.operands, other, gate(value))
+        if math.prod(value.shape[:-1]) != math.prod(view[:-1]):
+            raise CallsDifferError(entry.target.name)
+        seen = value.reshape(view)
+        return edit_value(entry.edit, seen, entry.operands, other, gate(seen)).reshape(value.shape)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which operations choose their own precision, as in a pass without autocast."""
+    is_on = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
 
 
 Inputs = dict[CallInput, torch.Tensor]

@@ -17,12 +17,16 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import nn
 
 from trocar_server.surgery.ports import Arguments
+from trocar_server.surgery.sessions.recomputation import is_recomputing
 
 Enter: TypeAlias = Callable[[int, tuple[Any, ...], dict[str, Any]], Arguments | None]
 """Takes the call's index and its inputs; returns replacement inputs, or None."""
 
 Leave: TypeAlias = Callable[[int, Any], Any]
 """Takes the call's index and its output; returns a replacement output, or None."""
+
+Again: TypeAlias = Callable[[int], int]
+"""Takes the number of calls of the first forward; returns the index of a call that is recomputed."""
 
 _CAPTURING = ("transformers.utils.output_capturing", "timm.models._hook")
 """Libraries whose models collect values for their own output with forward hooks, which only read."""
@@ -65,16 +69,27 @@ class Session(ABC):
         return isinstance(error, self._ends_with)
 
 
-def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter | None, leave: Leave) -> None:
-    """Call back for every call of a module, counted from 0, until `handles` is closed."""
+def hook_calls(
+    module: nn.Module,
+    handles: ExitStack,
+    enter: Enter | None,
+    leave: Leave,
+    again: Again | None = None,
+) -> None:
+    """Call back for every call of a module, counted from 0, until `handles` is closed.
+
+    Calls of a recomputation are counted on, as further calls, unless `again` gives their index: see
+    Note: [Recomputation and hooks].
+    """
     count = 0
     open_calls: list[tuple[int, BaseException | None]] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         nonlocal count
-        index = count
+        is_again = again is not None and is_recomputing()
+        index = again(count) if again is not None and is_again else count
         open_calls.append((index, sys.exc_info()[1]))
-        count += 1
+        count += 0 if is_again else 1
         return None if enter is None else enter(index, args, kwargs)
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -15,6 +15,7 @@ tensors are refused or have no effect, and values inside have no gradient. So
 - where hooks and edits are removed before the backward pass, the part keeps its values, as any other does;
 - where they stay, as in a training step, the part is computed again, but for its saved tensors only, as torch
   does with use_reentrant=False: its graph is that of the first forward, with everything attached to it.
+  Edits are made once more, as the saved tensors are those of edited values.
 
 Models import `checkpoint` by name; it looks up in its module, in each call, its generator or, with
 use_reentrant=True, its function of autograd: these are replaced. A recomputation may run in a thread of

@@ -42,6 +42,23 @@ class NoReruns(Session):
             self._handles.callback(module.register_forward_pre_hook(partial(_check, path)).remove)
 
 
+def call_again(path: str, count: int) -> int:
+    """Return the index of a call that is recomputed, of a module that was called so often.
+
+    Raises:
+        ServiceError: `NOT_DIFFERENTIABLE`, which of several calls it is cannot be told.
+    """
+    if count == 1:
+        return 0
+    raise ServiceError(
+        ErrorReason.NOT_DIFFERENTIABLE,
+        f"'{path}' is called {count} times in a pass, inside a part that is computed again in the backward "
+        "pass: which of its calls is repeated cannot be told, so it cannot be edited there; switch "
+        "activation checkpointing off for that part, or edit another value",
+        name=path,
+    )
+
+
 def _check(path: str, *_: object) -> None:
     if torch._C._current_graph_task_id() < 0 or is_recomputing():
         return

@@ -14,6 +14,7 @@ def count_problems(spec: TrainerSpec, problems: Problems) -> None:
         "losses": spec.losses,
         "regularizers": spec.regularizers,
         "gradient_edits": spec.gradient_edits,
+        "edits": spec.edits,
         "optimizer.groups": spec.optimizer.groups,
         "head.hidden": spec.head.hidden if spec.head is not None else (),
     }

@@ -188,7 +188,7 @@ class CachedRuns:
 
 
 def needed_modules(module: nn.Module, spec: TrainerSpec) -> frozenset[str]:
-    """Return the modules that a trainer observes: for loss taps, gradient edits, saved tensors.
+    """Return the modules that a trainer observes or edits: for loss taps, all edits, saved tensors.
 
     Raises:
         NoCacheError: A part of the spec needs the full pass.
@@ -198,6 +198,7 @@ def needed_modules(module: nn.Module, spec: TrainerSpec) -> frozenset[str]:
     texts = [term.selector for term in spec.losses if term.selector]
     ruled = [text for rule in spec.gradient_edits for text in (rule.selector, *rule.selectors)]
     texts += [text for text in ruled if _is_of_values(text)]
+    texts += [edit.selector for edit in spec.edits]
     texts += [*spec.activation_checkpointing, *spec.saved_tensors.modules]
     return frozenset(path for text in texts for path in _paths(module, text))
 

@@ -184,6 +184,28 @@ class GradientEditSpec(SpecPart):
     """Applies to the gradients of each backward pass, or to the sum after each: parameters only."""
 
 
+class ValueEditSpec(SpecPart):
+    """An edit with a stored direction, made in training passes.
+
+    It has the direction as it was when the trainer was created, which may be deleted or replaced since.
+    """
+
+    selector: str
+    """The value: the place at which the direction was fitted."""
+    name: Literal["steer", "project_out", "cap"]
+    """The operation."""
+    options: Options = {}
+    """Its options, beside its vectors."""
+    channel_dim: int | None = None
+    """The dimension of the channels; that of the value's layout when None."""
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    """Shape of the vectors: (channels,), or (vectors, channels)."""
+    vectors: str
+    """Their numbers in float64, little-endian, in base64."""
+    sent: str
+    """The edit as its client sent it: an `Edit`, serialised, in base64."""
+
+
 class SavedTensorsSpec(SpecPart):
     """Storage of the tensors that autograd saves for the backward pass."""
 
@@ -223,6 +245,8 @@ class TrainerSpec(SpecPart):
     """The learning rate schedule."""
     gradient_edits: tuple[GradientEditSpec, ...] = ()
     """Changes to gradients, before they are accumulated."""
+    edits: tuple[ValueEditSpec, ...] = ()
+    """Changes to values in training passes, in this order; no other pass of the trainer has them."""
     clip_norm: Positive | None = None
     """The maximum norm of all gradients together, after the rules, before the update (`clip_grad_norm_`)."""
     accumulation: int = Field(default=1, ge=1, le=65536)

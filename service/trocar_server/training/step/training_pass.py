@@ -52,6 +52,7 @@ from trocar_server.training.step.gradient_edit_targets import make_rules
 from trocar_server.training.step.in_backward import NonFiniteError
 from trocar_server.training.step.rollback import BufferBackup, check_replacement
 from trocar_server.training.step.saved_tensors import SavedTensors
+from trocar_server.training.step.value_edits import ValueEdits
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class TrainingPass:
         self._rules: tuple[GradientEdit, ...] = ()
         if spec.gradient_edits:
             self._rules = _copying(make_rules(spec.gradient_edits, module, record(), tuple(trained)))
-        attached = _attached(self._rules, self._loss_taps)
+        self._edits = ValueEdits(spec.edits, layouts()) if spec.edits else None
+        attached = _attached(self._rules, self._loss_taps, self._edits)
         self._no_reruns = NoReruns(module, attached) if attached else None
         self._of_batches = _late(self._rules, "batch")
         self._of_sums = _late(self._rules, "accumulated")
@@ -131,7 +133,8 @@ class TrainingPass:
             NonFiniteError: The loss is not finite, or there is none, as all labels are ignored, and the
                 trainer skips such batches; the backward pass was not started.
             ServiceError: `TARGET_REJECTED`; `INPUT_REJECTED`, a buffer has got another shape;
-                `TRAINER_INVALID`, no trained parameter influences the loss; and what the sessions raise.
+                `TRAINER_INVALID`, no trained parameter influences the loss; `MODULE_NOT_CALLED`, the pass
+                has not reached an edited value; and what the sessions raise.
             PassAborted: The guard aborted the pass.
             Exception: Any error of the model.
         """
@@ -145,11 +148,18 @@ class TrainingPass:
             contexts.enter_context(self._guarded.asking(guard))
             if self._no_reruns is not None:
                 contexts.enter_context(self._no_reruns)
+            edits = None if self._edits is None else self._edits.session(self._module)
+            if edits is not None:
+                contexts.enter_context(edits)
             rules = GradientEditSession(self._module, self._rules) if self._rules else None
             if rules is not None:
                 contexts.enter_context(rules)
+            if edits is not None:
+                edits.carry_writes()
             with self._saved.forward() if self._saved.is_used else nullcontext():
                 loss, scores = self._forward(batch, guard)
+            if edits is not None:
+                edits.check_made()
             share = self._spec.accumulation
             (loss / share if share > 1 else loss).backward()
         self._buffers.settle()  # not before: the backward pass may need their old values
@@ -280,10 +290,13 @@ def _copying(rules: Sequence[GradientEdit]) -> tuple[GradientEdit, ...]:
     )
 
 
-def _attached(rules: Sequence[GradientEdit], taps: LossTaps | None) -> frozenset[str]:
-    """Return the paths of the modules at whose values there are rules or losses."""
+def _attached(
+    rules: Sequence[GradientEdit], taps: LossTaps | None, edits: ValueEdits | None
+) -> frozenset[str]:
+    """Return the paths of the modules at whose values there are rules, losses or edits."""
     of_rules = {target.path for rule in rules for target in rule.targets}
-    return frozenset(of_rules) | (taps.paths if taps is not None else frozenset())
+    others = [part.paths for part in (taps, edits) if part is not None]
+    return frozenset(of_rules).union(*others)
 
 
 def _late(rules: Sequence[GradientEdit], when: str) -> dict[int, tuple[SetChange, tuple[str, ...]]]:

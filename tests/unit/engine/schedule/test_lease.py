@@ -174,6 +174,23 @@ async def test_those_who_wait_are_served_before_a_pool_is_drained() -> None:
     await draining
 
 
+async def test_a_run_has_all_its_steps_before_a_pool_is_drained() -> None:
+    one = pool()
+    with one.run():
+        draining = asyncio.ensure_future(one.drain())
+        await turns()
+        for _ in range(3):
+            async with one.lease(None, is_step=True):
+                await turns()
+            assert not draining.done()
+        with pytest.raises(ServiceError, match="was unloaded"):
+            async with one.lease(None):
+                pass
+        with pytest.raises(ServiceError, match="was unloaded"), one.run():
+            pass
+    await draining
+
+
 async def test_nobody_waits_for_a_pool_that_was_drained() -> None:
     """A call that looked up the model just before it was unloaded would wait forever."""
     one = pool()

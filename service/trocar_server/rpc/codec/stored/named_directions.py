@@ -9,7 +9,7 @@ another place than the one where it was fitted, or where the model has changed s
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from trocar_server.tensors.edits import Edit as EditOfValue
 from trocar_server.tensors.reductions import OperandSpec, Readout
 
 _SHOWN_PLACES = 6
+Gates = Mapping[str, GateMessage]
+"""Gates by field."""
+NO_GATES: Gates = {}
 
 
 class NamedDirections:
@@ -49,9 +52,21 @@ class NamedDirections:
         """By model: the version of its deployment, and the model's digest, where its weights never change."""
 
     async def find(
-        self, principal: str, model_id: str, edits: Sequence[Edit], taps: Sequence[Tap]
+        self,
+        principal: str,
+        model_id: str,
+        edits: Sequence[Edit],
+        taps: Sequence[Tap],
+        gates: Gates = NO_GATES,
     ) -> dict[str, StoredList]:
         """Return what each direction of a request stands for, by its field.
+
+        Args:
+            principal: The caller.
+            model_id: The model.
+            edits: Of the request.
+            taps: Of the request.
+            gates: Others than those of edits, by field.
 
         Raises:
             ServiceError: `UNKNOWN_DIRECTION`, `DIRECTION_MISMATCH`, `DIRECTION_CORRUPT` or
@@ -62,14 +77,13 @@ class NamedDirections:
             if edit.WhichOneof("operation") == "direction":
                 with named(f"edits[{i}].direction"):
                     result[f"edits[{i}]"] = await self._of_edit(principal, model_id, edit)
-            if edit.positions.HasField("when"):
-                field = gate_field(f"edits[{i}]")
-                with named(field):
-                    result[field] = await self._of_gate(principal, model_id, edit.positions.when)
         for i, tap in enumerate(taps):
             if is_readout(tap):
                 with named(f"taps[{i}]"):
                     result[f"taps[{i}]"] = await self._of_tap(principal, model_id, tap)
+        for field, gate in {**_gates_of(edits), **gates}.items():
+            with named(field):
+                result[field] = await self._of_gate(principal, model_id, gate)
         return result
 
     async def _of_edit(self, principal: str, model_id: str, edit: Edit) -> StoredList:
@@ -185,6 +199,14 @@ def is_readout(tap: Tap) -> bool:
     if len(kinds) > 1:
         raise invalid("reductions", "a readout is the only reduction of its tap")
     return True
+
+
+def _gates_of(edits: Sequence[Edit]) -> Gates:
+    return {
+        gate_field(f"edits[{i}]"): edit.positions.when
+        for i, edit in enumerate(edits)
+        if edit.positions.HasField("when")
+    }
 
 
 def has_directions(edits: Sequence[Edit], taps: Sequence[Tap]) -> bool:

@@ -17,7 +17,7 @@ from trocar_server.engine.request.plan import EditRequest, Payload
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec.edits import StoredList, edits_from_wire
 from trocar_server.rpc.codec.fields import named
-from trocar_server.rpc.codec.stored.named_directions import NamedDirections, has_directions
+from trocar_server.rpc.codec.stored.named_directions import NO_GATES, Gates, NamedDirections, has_directions
 
 
 class StoredLists:
@@ -35,18 +35,30 @@ class StoredLists:
         self.directions = directions
 
     async def find(
-        self, principal: str, model_id: str, edits: Sequence[Edit], taps: Sequence[Tap] = ()
+        self,
+        principal: str,
+        model_id: str,
+        edits: Sequence[Edit],
+        taps: Sequence[Tap] = (),
+        gates: Gates = NO_GATES,
     ) -> dict[str, StoredList]:
         """The list of each stored name among the edits of a request, and its directions by their fields.
+
+        Args:
+            principal: The caller.
+            model_id: The model.
+            edits: Of the request.
+            taps: Of the request.
+            gates: Others than those of edits, by field.
 
         Raises:
             ServiceError: `UNKNOWN_EDITS`, `EDITS_CORRUPT` or `EDITS_UNAVAILABLE` with the field named;
                 `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`; as `NamedDirections.find`.
         """
         result: dict[str, StoredList] = {}
-        if has_directions(edits, taps):
+        if gates or has_directions(edits, taps):
             self._engine.catalogue.loaded(model_id)
-            result = await self.directions.find(principal, model_id, edits, taps)
+            result = await self.directions.find(principal, model_id, edits, taps, gates)
         if len(edits) > self._engine.limits.max_edits:  # refused soon
             return result
         for i, edit in enumerate(edits):

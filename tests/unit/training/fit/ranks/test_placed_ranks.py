@@ -13,7 +13,7 @@ from tests.support.models.trainable_nets import SteadyNet
 from tests.support.oracles.ddp_training import Job, states_of
 from tests.unit.training.fit.ranks.placing import HOST, LocalPlacer
 from tests.unit.training.fits import Checkpoints, dataset, run_fit, shown_core, steps_of
-from tests.unit.training.trainers import tiny
+from tests.unit.training.trainers import tiny, value_edit
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
@@ -101,6 +101,20 @@ def test_frozen_weights_are_those_of_rank_0(placed: Placed) -> None:
     found = core.module.state_dict()
     torch.testing.assert_close(found["fc.weight"], alone.module.state_dict()["fc.weight"])
     assert one.is_update
+
+
+def test_ranks_make_the_edits_of_the_trainer(placed: Placed) -> None:
+    base = tiny(SteadyNet)
+    fields = FIELDS | {"trainable": ["fc"], "gradient_edits": []}
+    edits = [value_edit("stem", "steer", range(8))]
+    plain, alone, core = (shown_core(base, **fields, edits=each) for each in ((), edits, edits))
+    fit, _ = placed(core, base, 2)
+    steps_of(fit, 1)
+    for one in (plain, alone):
+        one.step(DATA.batch(fit._batches(0)[0]), PassGuard())
+    found = core.module.state_dict()["fc.weight"]
+    torch.testing.assert_close(found, alone.module.state_dict()["fc.weight"])
+    assert not torch.allclose(found, plain.module.state_dict()["fc.weight"])
 
 
 def test_no_room_and_too_large_a_cluster_are_refused_in_words(placed: Placed) -> None:
