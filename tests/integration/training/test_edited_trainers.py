@@ -263,9 +263,8 @@ def test_texts_are_steered_while_a_model_is_trained_and_not_when_it_writes(
 def test_an_adapter_is_trained_beside_a_direction(client: trocar.Client) -> None:
     edit = trocar.edit("layer[1]", "steer", "warm", alpha=0.5, units="norm")
     options: dict[str, Any] = {"losses": "causal_lm", "seed": 7}
-    adapter, whole, plain = (
-        client.train("llama", **options, **more) for more in ({"lora": 2, "edits": edit}, {"edits": edit}, {})
-    )
+    variants: list[dict[str, Any]] = [{"lora": 2, "edits": edit}, {"edits": edit}, {}]
+    adapter, whole, plain = (client.train("llama", **options, **more) for more in variants)
     losses = [one.step(TEXTS[0]).loss for one in (adapter, whole, plain)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)  # a new adapter changes nothing
     assert abs(losses[1] - losses[2]) > 1e-3
