@@ -209,14 +209,13 @@ class FairQueue(Generic[Item]):
             own = self.circle[flow] = _Flow(self.quantum)
         own.credit = min(own.credit - cost, self.quantum)
         self._shares.spend(flow, cost, len(self.circle))
-        if own.credit > 0 and not own.count:
-            del self.circle[flow]
+        self._drop(flow, own)
 
     def forget(self) -> None:
         """Cancel all debts of flows that have nothing waiting: there was no contention."""
         for flow, own in tuple(self.circle.items()):
             if not own.count:
-                del self.circle[flow]
+                self._forget(flow)
 
     def count_of(self, flow: str) -> int:
         """Return the number of a flow's waiting items."""
@@ -278,9 +277,9 @@ class FairQueue(Generic[Item]):
         """Return a turn outside of the circle; None where none is due."""
         while self._singles and self._step_count and not self._was_extra:
             flow = next(iter(self._singles))
-            own = self.circle.get(flow)
-            line = own.single() if own else None
-            if own and line and self._shares.behind(flow) > 0:
+            own = self.circle[flow]
+            line = own.single()
+            if line and self._shares.behind(flow) > 0:
                 return _Turn(own, line, True)
             del self._singles[flow]
         return None
@@ -321,4 +320,8 @@ class FairQueue(Generic[Item]):
     def _drop(self, flow: str, own: _Flow[Item]) -> None:
         """Remove a flow that has neither items nor debts."""
         if not own.count and own.credit > 0:
-            del self.circle[flow]
+            self._forget(flow)
+
+    def _forget(self, flow: str) -> None:
+        del self.circle[flow]
+        self._singles.pop(flow, None)

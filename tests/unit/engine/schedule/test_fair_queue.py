@@ -337,6 +337,23 @@ def test_a_head_start_is_the_most_that_a_flow_gets_beyond_its_share(
     assert least - served["a"] <= of_circle
 
 
+@pytest.mark.parametrize("head_start", [0.0, 10.0])
+def test_nothing_is_kept_of_flows_that_are_gone(head_start: float) -> None:
+    queue: FairQueue[str] = FairQueue(1.0, head_start)
+    for number in range(1000):
+        queue.push("step", f"{number}", 1.0, is_step=True)
+        queue.push("single", f"{number}", 1.0)
+        removed = queue.push("removed", f"{number}", 1.0)
+        assert queue.remove(removed)
+        queue.pop()
+        queue.pop()
+        queue.charge(f"{number}", 1.0)
+        queue.forget()
+    assert not queue.circle
+    assert not queue._singles
+    assert len(queue._shares._had) < 100
+
+
 def test_who_came_long_ago_is_forgotten() -> None:
     shares = Shares(most=10.0)
     for number in range(1000):
