@@ -28,7 +28,7 @@ from trocar_server.engine.resolve.tap_outputs import TapTarget
 from trocar_server.engine.run.bound_call import BoundCall, Prepared
 from trocar_server.engine.run.logit_lens import heads_of
 from trocar_server.engine.run.pass_errors import domain_errors
-from trocar_server.engine.run.pass_result import NO_HEADS, FeatureMap, Operands, finish_pass, not_collected
+from trocar_server.engine.run.pass_result import FeatureMap, Heads, Operands, finish_pass, not_collected
 from trocar_server.engine.run.ready import Ready, make_ready
 from trocar_server.engine.schedule.lease import Replica, StateWrittenError
 from trocar_server.engine.transfer import Copies, this_thread
@@ -99,8 +99,7 @@ class Decoding:
         self._sampler = sampler
         self._guard = guard
         self._cache = causal.empty_cache()
-        self._ready: Ready | None = None
-        self._heads = NO_HEADS
+        self._resolved: _Resolved | None = None
         self._row_shapes: dict[str, tuple[int, ...]] = {}
 
     def next(self, replica: Replica) -> DecodedPass:
@@ -136,43 +135,47 @@ class Decoding:
         if self.generated:
             ids, first = self.generated[-1:], len(self.prompt) + len(self.generated) - 1
         span = Span(first, len(ids))
-        ready = self._ready = self._ready or self._made_ready(executor)
+        resolved = self._resolved = self._resolved or self._resolve(executor)
+        ready, taps = resolved.ready, resolved.taps
         hosted = ready.bound.checked.deployment.hosted
         arguments = self._causal.arguments(ids, first, self._cache, hosted.device)
-        taps = TextTaps.of(ready.bound.checked.plan, ready.resolved.targets)
         wanted = [target for target in taps.asked if self._placing.wants(target, span)]
         own = [taps.logits] if taps.stop is None else [taps.logits, taps.stop]
         names = [target.target.name for target in (*wanted, *own)]
-        spec = self._placing.spec(ready.call.pass_spec, span, names, _shapes(ready.resolved))
+        spec = self._placing.spec(ready.call.pass_spec, span, names, resolved.shapes)
         if len(self.generated) == 1:
             spec = replace(spec, targets=[*spec.targets, *self._placing.probes(ready.call.pass_spec)])
         call = replace(ready.call, arguments=([], arguments), pass_spec=spec)
         (collected,) = executor.run([call])
         with torch.inference_mode() if call.is_inference else torch.no_grad():
-            return self._finished(ready, taps, wanted, spec, collected, span, started)
+            return self._finished(resolved, wanted, spec, collected, span, started)
 
-    def _made_ready(self, executor: Eager) -> Ready:
+    def _resolve(self, executor: Eager) -> "_Resolved":
         """Resolve the request for the prompt; each pass calls the same modules, on fewer tokens."""
         ready = make_ready(executor, BoundCall.of(self._prepared, self._guard))
-        self._heads = heads_of(self._prepared.checked.deployment, ready.resolved.targets)
-        return replace(ready, call=replace(ready.call, pass_spec=replace(ready.call.pass_spec, calls={})))
+        targets = ready.resolved.targets
+        return _Resolved(
+            replace(ready, call=replace(ready.call, pass_spec=replace(ready.call.pass_spec, calls={}))),
+            TextTaps.of(ready.bound.checked.plan, targets),
+            _shapes(ready.resolved),
+            heads_of(self._prepared.checked.deployment, targets),
+        )
 
     def _finished(
         self,
-        ready: Ready,
-        own: TextTaps,
+        resolved: "_Resolved",
         wanted: Sequence[TapTarget],
         spec: PassSpec,
         collected: Collected,
         span: Span,
         started: float,
     ) -> DecodedPass:
-        placing = self._placing
+        placing, own = self._placing, resolved.taps
         placing.check_probes(spec, collected)
         scores = collected.values[own.logits.target.name][0, -1].float()
         choice = self._sampler.choose(scores, self.prompt, self.generated)
         self.generated.append(choice.token_id)
-        taps = ready.bound.operands.taps
+        taps = resolved.ready.bound.operands.taps
         is_stopped = own.stop is not None and self._is_stopped(own.stop, collected, taps)
         values: dict[str, torch.Tensor] = {}
         positions: dict[str, Sequence[int]] = {}
@@ -182,7 +185,7 @@ class Decoding:
                 values[name], positions[name] = placing.collected(target, collected.values[name], span)
                 self._check_rows(target, values[name])
         collected = replace(collected, values=values)
-        result = finish_pass(collected, wanted, self._guard, taps, started, heads=self._heads)
+        result = finish_pass(collected, wanted, self._guard, taps, started, heads=resolved.heads)
         transfers = this_thread.transfers
         copies = transfers.take() if transfers.has_begun else None
         edited = placing.edited(spec, span, collected)
@@ -211,6 +214,23 @@ class Decoding:
                 f"{shape}; ask for it with `extract` on the finished text",
                 name=name,
             )
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What all passes of a text have in common.
+
+    Attributes:
+        ready: The request, resolved for the prompt.
+        taps: What is collected.
+        shapes: Of tapped and edited values in the pass of the prompt, by name.
+        heads: What reads values as tokens.
+    """
+
+    ready: Ready
+    taps: TextTaps
+    shapes: Mapping[str, Sequence[int] | None]
+    heads: Heads
 
 
 def _shapes(resolved: Resolved) -> Mapping[str, Sequence[int] | None]:

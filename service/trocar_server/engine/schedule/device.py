@@ -115,7 +115,7 @@ class DeviceThread:
     @property
     def is_busy(self) -> bool:
         """Whether work is running or waiting, so that new work would not begin at once."""
-        return self._is_running or self._first is not None or bool(self._line)
+        return self._is_running or self.is_awaited()
 
     def is_awaited(self) -> bool:
         """Whether work waits behind what runs now."""

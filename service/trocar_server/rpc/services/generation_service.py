@@ -172,14 +172,14 @@ class GenerationService:
                     facts = PassFacts(model_id, 1, step.queue_s, compute_s, token_count=1, token_s=token_s)
                     note_pass(facts)
                 decoded = [step.decoded for step in steps]
-                for message in await self._described(hosted, continuation, decoded, pieces, chunk_bytes):
+                for message in await self._messages_of(hosted, continuation, decoded, pieces, chunk_bytes):
                     yield message
         rest = await pieces.rest()
         if pieces.has_stopped:
             continuation.end = End.STOP_STRING
         yield _alone(pb.GenerateResponse(sequence=sequence_to_wire(continuation, rest)))
 
-    async def _described(
+    async def _messages_of(
         self,
         hosted: HostedModel,
         continuation: Continuation,

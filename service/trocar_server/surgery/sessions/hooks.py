@@ -86,10 +86,11 @@ def hook_calls(
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         nonlocal count
-        is_again = again is not None and is_recomputing()
-        index = again(count) if again is not None and is_again else count
+        if again is not None and is_recomputing():
+            index = again(count)
+        else:
+            index, count = count, count + 1
         open_calls.append((index, sys.exc_info()[1]))
-        count += 0 if is_again else 1
         return None if enter is None else enter(index, args, kwargs)
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
